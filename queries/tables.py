@@ -1,0 +1,114 @@
+"""The tables, the same on both engines: one Arrow schema each, from which segments are written and read.
+
+Times are nanoseconds; `timestamp_ns` is Unix time at entry to the call (host) or at the start on the device.
+"""
+
+from __future__ import annotations
+
+from enum import IntFlag
+from typing import Final
+
+import pyarrow as pa
+
+KIND_LAUNCH: Final = "launch"
+KIND_GRAPH_LAUNCH: Final = "graph_launch"
+KIND_SYNC: Final = "sync"
+
+
+class EventFlags(IntFlag):
+    """Bits of `cuda_events.flags`."""
+
+    CAPTURED = 1  # recorded into a graph during stream capture: did not execute by itself
+    UNRESOLVED = 2  # the kernel's name could not be read or could not be trusted
+    NO_RETURN = 4  # the return was not probed: duration_ns and status are unknown (0)
+
+
+_DICT = pa.dictionary(pa.int32(), pa.string())
+_PLACE: Final = [
+    ("service", _DICT),
+    ("host", _DICT),
+    ("gpu_uuid", _DICT),
+    ("pid", pa.uint32()),
+    ("container_id", _DICT),
+]
+_SHAPE: Final = [
+    *[(f"grid_{a}", pa.uint32()) for a in "xyz"],
+    *[(f"block_{a}", pa.uint32()) for a in "xyz"],
+]
+
+CUDA_EVENTS: Final = pa.schema(
+    [
+        ("timestamp_ns", pa.int64()),
+        ("duration_ns", pa.int64()),  # entry to return; 0 if the return is not probed
+        ("kind", _DICT),  # launch, graph_launch, sync
+        ("api", _DICT),  # the CUDA function called
+        ("kernel_name", _DICT),  # demangled; '' for syncs and graph launches
+        ("kernel_id", pa.uint64()),  # hash of mangled name and code hash; 0 for syncs and graph launches
+        *_PLACE,
+        ("tid", pa.uint32()),
+        ("comm", _DICT),
+        ("stream", pa.uint64()),
+        *_SHAPE,
+        ("shared_bytes", pa.uint32()),
+        ("status", pa.int32()),  # CUDA return code, 0 = success
+        ("completion_ns", pa.int64()),  # launch entry to the end of the sync that proves it finished; 0 = unknown
+        ("batch_launches", pa.uint32()),  # launches that share that sync; 1 = isolated; 0 = unknown
+        ("flags", pa.uint16()),  # EventFlags
+    ]
+)
+
+KERNEL_EXECUTIONS: Final = pa.schema(
+    [
+        ("timestamp_ns", pa.int64()),
+        ("duration_ns", pa.int64()),  # device start to device end
+        ("kernel_name", _DICT),
+        ("kernel_id", pa.uint64()),
+        *_PLACE,
+        ("stream", pa.uint64()),
+        *_SHAPE,
+        ("registers", pa.uint16()),
+        ("static_shared", pa.uint32()),
+        ("dynamic_shared", pa.uint32()),
+        ("local_bytes", pa.uint32()),
+        ("graph_id", pa.uint32()),
+        ("graph_node_id", pa.uint64()),
+        ("queue_ns", pa.int64()),
+    ]
+)
+
+KERNELS: Final = pa.schema(
+    [
+        ("kernel_id", pa.uint64()),
+        ("mangled_name", pa.string()),
+        ("kernel_name", pa.string()),  # demangled
+        ("name_source", _DICT),  # handle (read and checked), load (seen at load), symbol (ELF symbol), unresolved
+        ("first_seen_ns", pa.int64()),
+        ("service", _DICT),
+        ("host", _DICT),
+    ]
+)
+
+AGENT_HEALTH: Final = pa.schema(
+    [
+        ("from_ns", pa.int64()),  # the stretch of time this row accounts for, without gaps while an agent records
+        ("to_ns", pa.int64()),
+        ("service", _DICT),
+        ("host", _DICT),
+        ("layer", _DICT),  # both, runtime, driver
+        ("events", pa.uint64()),  # rows of cuda_events that began in the stretch as far as they were received
+        ("lost_launches", pa.uint64()),
+        ("lost_syncs", pa.uint64()),
+        ("lost_other", pa.uint64()),
+        ("agent_cpu_ns", pa.int64()),
+        ("drain_lag_ns", pa.int64()),  # the longest time between two reads of the ring
+        ("attached_probes", pa.uint32()),
+        ("unresolved_launches", pa.uint64()),
+    ]
+)
+
+TABLES: Final[dict[str, pa.Schema]] = {
+    "cuda_events": CUDA_EVENTS,
+    "kernel_executions": KERNEL_EXECUTIONS,
+    "kernels": KERNELS,
+    "agent_health": AGENT_HEALTH,
+}
