@@ -1,0 +1,15 @@
+-- Time in the host call of each launch in a window, of the kernels in `keys`, where the return was probed.
+SELECT
+    cityHash64(kernel_name) AS kernel_key,
+    toInt32(intDiv(timestamp_ns - {from_ns:Int64}, {bucket_ns:Int64})) AS bucket,
+    duration_ns AS value
+FROM cuda_events
+WHERE kind = 'launch'
+    AND timestamp_ns >= {from_ns:Int64}
+    AND timestamp_ns < {to_ns:Int64}
+    AND duration_ns > 0
+    AND bitAnd(flags, 4) = 0
+    AND status = 0
+    AND bitAnd(flags, 1) = 0
+    AND ({service:String} = '' OR service = {service:String})
+    AND cityHash64(kernel_name) IN {keys:Array(UInt64)}

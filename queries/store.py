@@ -1,0 +1,224 @@
+"""The store: the tables of one capture directory behind SQL, run by the embedded ClickHouse engine.
+
+The engine never sees the capture's own path. Good segments are linked into a private temporary directory:
+the set of files cannot grow between two queries, and quotes, globs or braces in a path have no meaning. The
+engine is one for the process and lives in memory; each store has a database of its own in it, so several can
+be open at once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import uuid
+import weakref
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
+
+import pyarrow as pa
+from kdiff.queries.errors import StoreError
+from kdiff.queries.printable import printable
+from kdiff.queries.segments_read import SUFFIX, scan
+from kdiff.queries.tables import TABLES
+
+Params = Mapping[str, int | str | list[int]]
+
+_ATTEMPTS: Final = 5
+_SAFE_PATH: Final = re.compile(r"[A-Za-z0-9_./+-]+")  # no globs, quotes, braces or archive separators
+_ENGINE_TYPES: Final = {
+    pa.int32(): "Int32",
+    pa.int64(): "Int64",
+    pa.uint16(): "UInt16",
+    pa.uint32(): "UInt32",
+    pa.uint64(): "UInt64",
+    pa.string(): "String",
+}
+
+
+class Store(Protocol):
+    """What the analysis needs of an engine; the same SQL files run on every one."""
+
+    @property
+    def name(self) -> str:
+        """How the user named it, fit to print."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """What was skipped so far and why, one line each."""
+
+    def query(self, name: str, params: Params | None = None) -> pa.Table:
+        """Run queries/sql/`name`.sql. Raises StoreError."""
+
+    def close(self) -> None:
+        """Release what the store holds. Safe to repeat."""
+
+
+@cache
+def load_sql(name: str) -> str:
+    """The text of queries/sql/`name`.sql."""
+    if not name.isidentifier():
+        raise ValueError(f"not a query name: {name!r}")
+    return resources.files("kdiff.queries").joinpath("sql", f"{name}.sql").read_text(encoding="utf-8")
+
+
+class CaptureStore:
+    """A capture directory, read-only, as it was when opened; an agent may go on writing to it.
+
+    Not fork-safe (the engine has threads): open it after any fork. Use as a context manager.
+    """
+
+    def __init__(self, root: Path) -> None:
+        """Open the capture at `root`. Raises StoreError with one sentence that names the mend."""
+        snapshot = scan(root)
+        self.root = root
+        self._warnings = snapshot.warnings
+        self._links = Path(tempfile.mkdtemp(prefix="kdiff-", dir=_safe_temporary_root()))
+        self._remove_links = weakref.finalize(self, shutil.rmtree, str(self._links), ignore_errors=True)
+        self._client: Any = None
+        self._database = f"kdiff_{uuid.uuid4().hex}"
+        try:
+            for table in TABLES:
+                folder = self._links / table
+                folder.mkdir()
+                for number, path in enumerate(snapshot.files.get(table, [])):
+                    (folder / f"{number:08d}{SUFFIX}").symlink_to(path)
+            self._client = _connect()
+            self._create_tables()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                raise StoreError(
+                    f"cannot prepare a temporary directory ({error.strerror}): free space, or set TMPDIR"
+                ) from error
+            raise
+
+    @property
+    def name(self) -> str:
+        """The capture's path as the user gave it, fit to print."""
+        return printable(str(self.root))
+
+    @property
+    def warnings(self) -> list[str]:
+        """What was skipped so far and why, one line each."""
+        return self._warnings
+
+    def query(self, name: str, params: Params | None = None) -> pa.Table:
+        """Run queries/sql/`name`.sql with `params` (bare names, as in {from_ns:Int64}).
+
+        A segment that vanished or turns out torn is left out with a warning and the query runs again, so that
+        one answer never mixes two sets of files. Raises StoreError.
+        """
+        return self._run(load_sql(name), name, params or {})
+
+    def close(self) -> None:
+        """Drop the tables and the links. Safe to repeat."""
+        client, self._client = self._client, None
+        if client is not None:
+            try:
+                client.command(f"DROP DATABASE IF EXISTS {self._database}")
+            finally:
+                client.close()
+        self._remove_links()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def _create_tables(self) -> None:
+        self._client.command(f"CREATE DATABASE {self._database}")
+        for table, schema in TABLES.items():
+            columns = ", ".join(f"{column.name} {engine_type(column.type)}" for column in schema)
+            glob = self._links / table / f"*{SUFFIX}"
+            # A glob that matches nothing is an empty table, because the columns are given.
+            source = f"file('{glob}', 'Parquet', '{columns}')"
+            self._client.command(f"CREATE VIEW {self._database}.{table} AS SELECT * FROM {source}")
+        self._client.database = self._database
+
+    def _run(self, sql: str, name: str, params: Params) -> pa.Table:
+        from clickhouse_connect.driver.exceptions import ClickHouseError
+
+        if self._client is None:
+            raise StoreError(f"the store {self.name} is closed")
+        for _ in range(_ATTEMPTS):
+            try:
+                answer: pa.Table = self._client.query_arrow(sql, parameters=dict(params))
+            except (ClickHouseError, pa.ArrowException, OSError) as error:
+                if self._drop_vanished() or self._drop_named_in(str(error)):
+                    continue
+                raise StoreError(f"the query {name} failed on {self.name}: {_reason(str(error))}") from error
+            # The engine passes over a link to nothing without a word, so look.
+            if not self._drop_vanished():
+                return answer
+        raise StoreError(
+            f"segments of {self.name} vanish or fail faster than they can be read: copy the capture first, "
+            "or let retention keep them longer"
+        )
+
+    def _drop_vanished(self) -> bool:
+        gone = [link for link in self._links.glob(f"*/*{SUFFIX}") if not link.exists()]
+        for link in gone:
+            self._drop(link, "removed while it was being read (retention?)")
+        return bool(gone)
+
+    def _drop_named_in(self, message: str) -> bool:
+        """Drop the segments that the engine's error names: a good footer does not prove good pages."""
+        named = [link for link in self._links.glob(f"*/*{SUFFIX}") if str(link) in message]
+        for link in named:
+            self._drop(link, f"damaged ({_reason(message)})")
+        return bool(named)
+
+    def _drop(self, link: Path, reason: str) -> None:
+        self._warnings.append(f"skipped {printable(os.readlink(link))}: {reason}")
+        link.unlink()
+
+
+def open_store(spec: str) -> CaptureStore:
+    """Open what the user named with --store. Raises StoreError."""
+    if re.match(r"[a-z+]+://", spec):
+        raise StoreError(f"{printable(spec)} is a server: this version reads captures only; name a directory")
+    if not spec:
+        raise StoreError("the name of the store is empty: name a capture directory with --store")
+    return CaptureStore(Path(spec).expanduser() if spec.startswith("~") else Path(spec))
+
+
+def engine_type(kind: pa.DataType) -> str:
+    """The ClickHouse type of an Arrow column type. Raises KeyError for a type no table uses."""
+    if pa.types.is_dictionary(kind):
+        return f"LowCardinality({_ENGINE_TYPES[kind.value_type]})"
+    return _ENGINE_TYPES[kind]
+
+
+def _connect() -> Any:
+    try:
+        import clickhouse_connect
+
+        return clickhouse_connect.get_client(interface="chdb")
+    except ImportError as error:
+        raise StoreError(f"the embedded engine is not installed ({error}): pip install chdb") from error
+    except Exception as error:
+        raise StoreError(
+            f"the embedded engine does not start ({_reason(str(error))}): is another open in this process?"
+        ) from error
+
+
+def _safe_temporary_root() -> str:
+    for root in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+        if _SAFE_PATH.fullmatch(root) and os.access(root, os.W_OK):
+            return root
+    raise StoreError("there is no temporary directory with a plain name: set TMPDIR to one")
+
+
+def _reason(message: str) -> str:
+    """The engine's complaint without its code, paths and stack, on one line."""
+    first = (message.strip().splitlines() or ["no reason given"])[0]
+    first = re.sub(r"^Code: \d+\. DB::Exception: ", "", first)
+    first = re.split(r": \(in file/uri|: While executing", first)[0]
+    return printable(first)[:300]

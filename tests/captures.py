@@ -1,0 +1,90 @@
+"""Small captures with known values, written straight from the table schemas as an agent would."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from kdiff.queries.tables import TABLES
+
+SECOND = 1_000_000_000
+MINUTE = 60 * SECOND
+T0 = 1_764_237_600 * SECOND  # 2025-11-27T10:00:00Z
+
+
+def table(name: str, columns: Mapping[str, Any], rows: int | None = None) -> pa.Table:
+    """A table of schema `name`; a scalar is repeated, a column not given is 0 or ''."""
+    schema = TABLES[name]
+    if rows is None:
+        rows = max((len(v) for v in columns.values() if not isinstance(v, (str, int))), default=1)
+    unknown = set(columns) - set(schema.names)
+    assert not unknown, unknown
+    arrays = []
+    for column in schema:
+        text = pa.types.is_dictionary(column.type) or pa.types.is_string(column.type)
+        value = columns.get(column.name, "" if text else 0)
+        if text:
+            values = [value] * rows if isinstance(value, str) else list(value)
+            arrays.append(pa.array(values, pa.string()).cast(column.type))
+        else:
+            arrays.append(pa.array(np.broadcast_to(np.asarray(value), rows), column.type))
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def write(root: Path, name: str, data: pa.Table, segment: str = "000001") -> Path:
+    folder = root / name
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{segment}.parquet"
+    pq.write_table(data, path, compression="zstd")
+    return path
+
+
+def launches(kernel: str | Sequence[str], times: Sequence[int] | np.ndarray, **columns: Any) -> pa.Table:
+    """Rows of cuda_events; isolated launches of service 'svc' unless told otherwise."""
+    given: dict[str, Any] = {
+        "timestamp_ns": times,
+        "duration_ns": 8_000,
+        "kind": "launch",
+        "api": "cudaLaunchKernel",
+        "kernel_name": kernel,
+        "service": "svc",
+        "host": "host-1",
+        "batch_launches": 1,
+    }
+    return table("cuda_events", given | columns, rows=len(times))
+
+
+def executions(
+    kernel: str | Sequence[str], times: Sequence[int] | np.ndarray, durations: Any, **columns: Any
+) -> pa.Table:
+    given: dict[str, Any] = {
+        "timestamp_ns": times,
+        "duration_ns": durations,
+        "kernel_name": kernel,
+        "service": "svc",
+        "host": "host-1",
+    }
+    return table("kernel_executions", given | columns, rows=len(times))
+
+
+def health(from_ns: int, to_ns: int, events: int = 1000, step: int = 10 * SECOND, **columns: Any) -> pa.Table:
+    """Rows of agent_health that tile [from_ns, to_ns)."""
+    starts = np.arange(from_ns, to_ns, step)
+    given: dict[str, Any] = {
+        "from_ns": starts,
+        "to_ns": np.minimum(starts + step, to_ns),
+        "service": "svc",
+        "host": "host-1",
+        "layer": "both",
+        "events": events,
+    }
+    return table("agent_health", given | columns, rows=len(starts))
+
+
+def spread(from_ns: int, to_ns: int, count: int) -> np.ndarray:
+    """`count` times at equal distances in [from_ns, to_ns)."""
+    return from_ns + (np.arange(count) * ((to_ns - from_ns) / count)).astype(np.int64)
