@@ -1,0 +1,380 @@
+"""Stand-ins for CUDA's libraries and for a program that uses them, and how tests build and run them.
+
+The C sources beside this file are built with gcc alone into `build/`:
+
+- `libcuda.so.1`, a driver with the real ABI whose device is a discrete-event simulation in real time;
+- `libcudart.so.13`, `other/libcudart.so.12` and `libcudart_static.a`, a runtime on top of it;
+- `workload` (linked with the runtime), `workload-static`, `workload-static-stripped` (with the static one) and
+  `workload-dlopen` (with none; opens one by path).
+
+The driver writes what really happened to a truth file, which `load_truth` reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+HERE = Path(__file__).resolve().parent
+BUILD = HERE / "build"
+
+# Each probed function must begin with `push %rbp`, which kernels emulate; one that begins otherwise is single-stepped.
+# Identical functions must not be folded into one, or a probe on either would count both.
+CFLAGS = (
+    "-std=c11 -D_GNU_SOURCE -O2 -g -fPIC -pthread -fvisibility=hidden -fcf-protection=none "
+    "-fno-omit-frame-pointer -mno-omit-leaf-frame-pointer -fno-optimize-sibling-calls -fno-shrink-wrap "
+    "-fno-schedule-insns2 -fno-ipa-icf -Wall -Wextra -Werror"
+).split()
+LDFLAGS = ["-Wl,--build-id=sha1", "-Wl,-z,defs"]
+
+DRIVER_SOURCES = (
+    "context.c",
+    "device.c",
+    "truth.c",
+    "modules.c",
+    "launch.c",
+    "streams.c",
+    "graphs.c",
+)
+RUNTIME_SOURCES = ("runtime.c", "runtime_calls.c")
+WORKLOAD_SOURCES = ("workload.c", "workload_options.c", "workload_kernels.c")
+
+
+@dataclass(frozen=True)
+class Standins:
+    """Where the built stand-ins are."""
+
+    build: Path
+
+    @property
+    def driver(self) -> Path:
+        """The driver library."""
+        return self.build / "libcuda.so.1"
+
+    @property
+    def runtime(self) -> Path:
+        """The shared runtime that `workload` is linked with."""
+        return self.build / "libcudart.so.13"
+
+    @property
+    def other_runtime(self) -> Path:
+        """A second copy of the runtime, of another version and under another path."""
+        return self.build / "other" / "libcudart.so.12"
+
+    @property
+    def static_runtime(self) -> Path:
+        """The static runtime."""
+        return self.build / "libcudart_static.a"
+
+    @property
+    def workload(self) -> Path:
+        """The program linked with the shared runtime."""
+        return self.build / "workload"
+
+    @property
+    def workload_static(self) -> Path:
+        """The program with the runtime inside, its functions local symbols."""
+        return self.build / "workload-static"
+
+    @property
+    def workload_static_stripped(self) -> Path:
+        """The same without a symbol table."""
+        return self.build / "workload-static-stripped"
+
+    @property
+    def workload_dlopen(self) -> Path:
+        """The program linked with no runtime: `--api driver`, or `--runtime PATH`."""
+        return self.build / "workload-dlopen"
+
+    def outputs(self) -> tuple[Path, ...]:
+        """Every file that a build makes."""
+        return (
+            self.driver,
+            self.runtime,
+            self.other_runtime,
+            self.static_runtime,
+            self.workload,
+            self.workload_static,
+            self.workload_static_stripped,
+            self.workload_dlopen,
+        )
+
+
+# ---- building ----
+
+
+def _sources() -> list[Path]:
+    return [*HERE.glob("*.c"), *HERE.glob("*.h"), Path(__file__)]
+
+
+def _current(standins: Standins) -> bool:
+    newest = max(source.stat().st_mtime_ns for source in _sources())
+    return all(output.exists() and output.stat().st_mtime_ns >= newest for output in standins.outputs())
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _run(*command: str | Path) -> None:
+    done = subprocess.run([str(part) for part in command], cwd=HERE, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"building the stand-ins failed: {' '.join(map(str, command))}\n{done.stderr}")
+
+
+def _compile(into: Path, extra_cflags: Sequence[str]) -> None:
+    made = Standins(into)
+    made.other_runtime.parent.mkdir()
+    shared = ["gcc", *CFLAGS, *extra_cflags, *LDFLAGS]
+    _run(*shared, "-shared", "-Wl,-soname,libcuda.so.1", "-o", made.driver, *DRIVER_SOURCES, "-lm")
+    for library, runpath in ((made.runtime, "$ORIGIN"), (made.other_runtime, "$ORIGIN:$ORIGIN/..")):
+        soname = f"-Wl,-soname,{library.name}"
+        _run(*shared, "-shared", soname, f"-Wl,-rpath,{runpath}", "-o", library, *RUNTIME_SOURCES)
+
+    objects = []
+    for source in RUNTIME_SOURCES:
+        objects.append(into / Path(source).with_suffix(".o"))
+        _run("gcc", *CFLAGS, *extra_cflags, "-DSTANDIN_STATIC", "-c", "-o", objects[-1], source)
+    _run("ar", "rcs", made.static_runtime, *objects)
+    for made_object in objects:
+        made_object.unlink()
+
+    program = [*shared, "-pie", "-Wl,-rpath,$ORIGIN", *WORKLOAD_SOURCES]
+    _run(*program, "-DRUNTIME_LINKED", "-o", made.workload, made.runtime, "-lm")
+    _run(*program, "-DRUNTIME_LINKED", "-o", made.workload_static, made.static_runtime, "-lm")
+    _run("strip", "-o", made.workload_static_stripped, made.workload_static)
+    _run(*program, "-o", made.workload_dlopen, "-lm")
+
+
+def build(force: bool = False, into: Path = BUILD, extra_cflags: Sequence[str] = ()) -> Standins:
+    """Build what is older than its sources; safe while others build or run the same files."""
+    standins = Standins(into)
+    with _locked(into / ".lock"):
+        if force or not _current(standins):
+            with tempfile.TemporaryDirectory(prefix=".making-", dir=into) as work:
+                made = Standins(Path(work) / "made")
+                made.build.mkdir()
+                _compile(made.build, extra_cflags)
+                standins.other_runtime.parent.mkdir(parents=True, exist_ok=True)
+                # A rename leaves the old file to those that have it open or mapped.
+                for source, target in zip(made.outputs(), standins.outputs(), strict=True):
+                    os.utime(source)
+                    source.replace(target)
+    return standins
+
+
+# ---- running ----
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A command line and environment that run the workload."""
+
+    command: list[str]
+    env: dict[str, str]
+    truth: Path | None
+
+    def run(self, timeout: float = 60) -> dict[str, Any]:
+        """Run to the end; the counts that `--print-rate` prints."""
+        done = subprocess.run(
+            self.command, env=self.env, capture_output=True, text=True, timeout=timeout, check=False
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"the workload ended with {done.returncode}: {done.stderr.strip()}")
+        rate: dict[str, Any] = json.loads(done.stdout)
+        return rate
+
+    def start(self) -> subprocess.Popen[str]:
+        """Start and return at once; stdout will hold what `--print-rate` prints."""
+        return subprocess.Popen(
+            self.command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+
+def workload(
+    *args: str | float | Path,
+    truth: Path | None = None,
+    program: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    init_ms: int = 0,
+) -> Workload:
+    """Describe a run of the workload with these options; `workload --help` lists them."""
+    command = [str(program or build().workload), *map(str, args), "--print-rate"]
+    if truth is not None:
+        command += ["--truth", str(truth)]
+    full = {**os.environ, "KDIFF_STANDIN_INIT_MS": str(init_ms), **(env or {})}
+    return Workload(command, full, truth)
+
+
+def run_workload(
+    *args: str | float | Path,
+    truth: Path,
+    program: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 60,
+) -> tuple[dict[str, Any], Truth]:
+    """Run the workload to the end; its printed counts and the truth."""
+    rate = workload(*args, truth=truth, program=program, env=env).run(timeout)
+    return rate, load_truth(truth)
+
+
+# ---- the truth ----
+
+KIND_LAUNCH, KIND_GRAPH_LAUNCH, KIND_SYNC, KIND_GRAPH_NODE, KIND_MODULE_LOAD, KIND_MODULE_UNLOAD = range(1, 7)
+FLAG_CAPTURED = 1
+
+# Index is the `api` field; enum truth_api in truth.h.
+APIS = (
+    "",
+    "cuLaunchKernel",
+    "cuLaunchKernel_ptsz",
+    "cuLaunchKernelEx",
+    "cuLaunchKernelEx_ptsz",
+    "cuLaunchCooperativeKernel",
+    "cuGraphLaunch",
+    "cuGraphLaunch_ptsz",
+    "cuStreamSynchronize",
+    "cuStreamSynchronize_ptsz",
+    "cuCtxSynchronize",
+    "cuEventSynchronize",
+    "cuModuleLoadData",
+    "cuModuleLoadDataEx",
+    "cuModuleLoadFatBinary",
+    "cuModuleLoad",
+    "cuModuleUnload",
+    "cuLibraryLoadData",
+    "cuLibraryUnload",
+)
+
+HEADER_DTYPE = np.dtype(
+    [
+        ("magic", "S8"),
+        ("header_bytes", "u4"),
+        ("record_bytes", "u4"),
+        ("count", "u8"),
+        ("lost", "u8"),
+        ("realtime_minus_monotonic_ns", "i8"),
+        ("pid", "u4"),
+        ("reserved", "u4", 5),
+    ]
+)
+
+RECORD_DTYPE = np.dtype(
+    [
+        ("call_ns", "u8"),
+        ("return_ns", "u8"),
+        ("start_ns", "u8"),
+        ("end_ns", "u8"),
+        ("stream", "u8"),
+        ("handle", "u8"),
+        ("kernel", "i4"),
+        ("pid", "u4"),
+        ("tid", "u4"),
+        ("grid", "u4", 3),
+        ("block", "u4", 3),
+        ("shared_bytes", "u4"),
+        ("status", "i4"),
+        ("graph", "u4"),
+        ("node", "u4"),
+        ("module", "u4"),
+        ("queue", "u4"),
+        ("factor", "f4"),
+        ("kind", "u1"),
+        ("api", "u1"),
+        ("flags", "u2"),
+        ("reserved", "u4"),
+    ]
+)
+
+Records = npt.NDArray[np.void]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What happened inside the driver; truth.h says what each field means."""
+
+    records: Records
+    names: list[str]
+    pid: int
+    lost: int
+    realtime_minus_monotonic_ns: int
+
+    def of_kind(self, kind: int) -> Records:
+        """The records of one kind."""
+        return self.records[self.records["kind"] == kind]
+
+    @property
+    def launches(self) -> Records:
+        """The launch calls, executed, failed and captured."""
+        return self.of_kind(KIND_LAUNCH)
+
+    @property
+    def syncs(self) -> Records:
+        """The calls that waited."""
+        return self.of_kind(KIND_SYNC)
+
+    @property
+    def graph_launches(self) -> Records:
+        """The graph launch calls."""
+        return self.of_kind(KIND_GRAPH_LAUNCH)
+
+    @property
+    def executions(self) -> Records:
+        """The kernels that ran on the device, launched one by one or by a graph."""
+        kind = self.records["kind"]
+        ran = self.records["end_ns"] > 0
+        return self.records[((kind == KIND_LAUNCH) | (kind == KIND_GRAPH_NODE)) & ran]
+
+    def named(self, records: Records, name: str) -> Records:
+        """Those of the records that are of the kernel with this mangled name."""
+        return records[records["kernel"] == self.names.index(name)]
+
+
+def load_truth(path: Path) -> Truth:
+    """Read a truth file, also one whose process was killed."""
+    header = np.fromfile(path, HEADER_DTYPE, 1)
+    if len(header) != 1 or header["magic"][0] != b"KDIFFTR1":
+        raise ValueError(f"not a truth file: {path}")
+    if header["header_bytes"][0] != HEADER_DTYPE.itemsize or header["record_bytes"][0] != RECORD_DTYPE.itemsize:
+        raise ValueError(f"a truth file of another layout: {path}")
+    records = np.fromfile(path, RECORD_DTYPE, int(header["count"][0]), offset=HEADER_DTYPE.itemsize)
+    return Truth(
+        records=records,
+        names=Path(f"{path}.names").read_text().splitlines(),
+        pid=int(header["pid"][0]),
+        lost=int(header["lost"][0]),
+        realtime_minus_monotonic_ns=int(header["realtime_minus_monotonic_ns"][0]),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="Build the stand-ins for CUDA's libraries.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("build", help="build with gcc and print the paths")
+    command.add_argument("--force", action="store_true", help="also when nothing is out of date")
+    args = parser.parse_args(argv)
+    for path in build(force=args.force).outputs():
+        print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
