@@ -13,9 +13,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from kdiff.analysis import quantiles
 from numpy.typing import NDArray
 from scipy.special import stdtrit
+
+from kdiff.analysis import quantiles
+
+BURST_SCALE = 4.0
+"""Bursts are scaled by no more than this: beyond it the few launches of the far tail are all there is to scale."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +32,7 @@ class Sample:
         buckets: T, the number of equal stretches that tile the window; those without a launch count too.
 
     Raises:
-        ValueError: if the shapes differ, a duration is negative, or a bucket is outside [0, buckets).
+        ValueError: if the shapes or the types are others, a duration is negative, or a bucket is outside [0, buckets).
     """
 
     durations_ns: NDArray[np.int64]
@@ -38,6 +42,8 @@ class Sample:
     def __post_init__(self) -> None:
         if self.durations_ns.ndim != 1 or self.durations_ns.shape != self.bucket.shape:
             raise ValueError("durations and buckets are vectors of one length")
+        if self.durations_ns.dtype != np.int64 or self.bucket.dtype.kind not in "iu":
+            raise ValueError("durations are int64 and buckets are integers")
         if self.buckets < 1:
             raise ValueError("a window has at least one bucket")
         if self.durations_ns.size == 0:
@@ -62,6 +68,8 @@ class TailEstimate:
         filled: buckets that hold a launch.
         even: (sum n_t)^2 / sum n_t^2, the buckets' number if the launches were spread evenly over them.
         quantum: tick of the timer in ns, from the data; 1 if none shows.
+        steps: shape (m,), `value` and the distinct durations above it, ns, ascending.
+        evidence: shape (m,), t statistic against "the quantile lies above this step", non-decreasing.
     """
 
     ordered: NDArray[np.int64] = field(repr=False)
@@ -73,6 +81,8 @@ class TailEstimate:
     filled: int
     even: float
     quantum: int
+    steps: NDArray[np.int64] = field(repr=False)
+    evidence: NDArray[np.float64] = field(repr=False)
 
     @property
     def se(self) -> float:
@@ -85,20 +95,21 @@ class TailEstimate:
         return self.n * (self.n * self.q * (1.0 - self.q)) / self.variance
 
     def limits(self, alpha: float) -> tuple[float, float]:
-        """One-sided lower and upper limits of the quantile, in ns, each wrong with probability alpha
-        (Woodruff 1952).
+        """One-sided lower and upper limits of the quantile in ns, each wrong with probability alpha.
 
-        A limit is infinite where the sample does not bound the quantile on that side.
+        The lower one is Woodruff's (1952). The upper one is the first step at which "the quantile lies above" is
+        rejected. A limit is infinite where the sample does not bound the quantile on that side.
 
         Raises:
             ValueError: if alpha is not in (0, 0.5].
         """
         if not 0.0 < alpha <= 0.5:
             raise ValueError(f"the error rate of a limit lies in (0, 0.5], not {alpha}")
-        spread = -float(stdtrit(self.nu, alpha)) * self.se
-        low, high = self.q - spread, self.q + spread
+        critical = max(0.0, -float(stdtrit(self.nu, alpha)))
+        low = self.q - critical * self.se
         lower = float(quantiles.quantile(self.ordered, low)) if low > 0.0 else -math.inf
-        upper = float(quantiles.quantile(self.ordered, high)) if high < 1.0 - 1.0 / self.n else math.inf
+        first = int(np.searchsorted(self.evidence, critical))
+        upper = float(self.steps[first]) if first < self.steps.size else math.inf
         return lower, upper
 
 
@@ -118,12 +129,12 @@ def degrees_of_freedom(filled: int) -> int:
 def tail_estimate(sample: Sample, q: float) -> TailEstimate:
     """Estimate the q-quantile of a window.
 
-    V is the equal-weighted cosine estimate (Mueller 2007; Lazarus et al. 2018) of the variance of the
-    exceedance count, floored at its binomial value. Ties: as if the values were spread inside their tick at
-    random, the share w of the launches equal to the quantile counts as exceeding, which makes the residuals
-    sum to zero; V gets w(1-w) for each of them, the variance that the spreading would have added. Flooring
-    a spread value gives back the tick, and quantiles commute with flooring, so limits valid for the spread
-    values are valid here, without any random number.
+    V is the equal-weighted cosine estimate (Mueller 2007; Lazarus et al. 2018) of the variance of the exceedance
+    count, floored at its binomial value. Ties: as if the values were spread inside their tick at random, the share
+    w of the launches equal to the quantile counts as exceeding, which makes the residuals sum to zero; V gets
+    w(1-w) for each of them, the variance that the spreading would have added. Flooring a spread value gives back
+    the tick, and quantiles commute with flooring, so limits valid for the spread values are valid here, without
+    any random number.
 
     Raises:
         ValueError: if the sample is empty or q is not in (0, 1).
@@ -133,22 +144,30 @@ def tail_estimate(sample: Sample, q: float) -> TailEstimate:
         raise ValueError(f"the quantile lies in (0, 1), not {q}")
     if n == 0:
         raise ValueError("a quantile needs at least one value")
-    durations = sample.durations_ns
-    ordered = np.sort(durations)
+    ordered = np.sort(sample.durations_ns)
     value = quantiles.quantile(ordered, q)
     per_bucket = np.bincount(sample.bucket, minlength=sample.buckets).astype(np.float64)
-    above = np.bincount(sample.bucket[durations > value], minlength=sample.buckets)
-    equal = np.bincount(sample.bucket[durations == value], minlength=sample.buckets)
-    ties = float(equal.sum())
-    # rank = ceil(q n) puts #{x > value} <= (1-q) n <= #{x >= value}, up to rounding.
-    share = min(1.0, max(0.0, ((1.0 - q) * n - float(above.sum())) / ties))
-    residual = above + share * equal - (1.0 - q) * per_bucket
     # Empty buckets carry no information: production gaps must not add degrees of freedom.
     busy = per_bucket > 0
     filled = int(busy.sum())
     nu = degrees_of_freedom(filled)
-    serial = _cosine_variance(residual[busy], nu)
-    variance = max(serial + share * (1.0 - share) * ties, n * q * (1.0 - q))
+    cosines = np.zeros((nu, sample.buckets))
+    cosines[:, busy] = _cosines(filled, nu)
+
+    is_above = sample.durations_ns > value
+    tail, tail_bucket = sample.durations_ns[is_above], sample.bucket[is_above]
+    equal = np.bincount(sample.bucket[sample.durations_ns == value], minlength=sample.buckets).astype(np.float64)
+    ties = float(equal.sum())
+    expected = (1.0 - q) * n
+    # rank = ceil(q n) puts #{x > value} <= (1-q) n <= #{x >= value}, up to rounding.
+    share = min(1.0, max(0.0, (expected - tail.size) / ties))
+    above = np.bincount(tail_bucket, minlength=sample.buckets)
+    serial = _long_run(cosines @ (above + share * equal - (1.0 - q) * per_bucket))
+    variance = max(float(serial) + share * (1.0 - share) * ties, n * q * (1.0 - q))
+
+    order = np.argsort(tail, kind="stable")
+    total = cosines @ per_bucket
+    steps, evidence = _evidence_above(value, tail[order], cosines[:, tail_bucket[order]], total, n, q)
     return TailEstimate(
         ordered=ordered,
         q=q,
@@ -159,6 +178,8 @@ def tail_estimate(sample: Sample, q: float) -> TailEstimate:
         filled=filled,
         even=n * n / float(per_bucket @ per_bucket),
         quantum=quantiles.timer_quantum(ordered),
+        steps=steps,
+        evidence=evidence,
     )
 
 
@@ -189,9 +210,54 @@ def _logs(estimate: TailEstimate, alpha: float, tick: int) -> tuple[float, float
     return math.log(max(estimate.value, tick)), log_lower, math.log(max(upper, tick))
 
 
-def _cosine_variance(residual: NDArray[np.float64], nu: int) -> float:
-    """(T/nu) sum L_j^2, L_j = sqrt(2/T) sum_t cos(pi j (t + 1/2) / T) r_t, j = 1..nu; r has shape (T,)."""
-    size = residual.size
+def _cosines(size: int, nu: int) -> NDArray[np.float64]:
+    """sqrt(2) cos(pi j (t + 1/2) / T) for j = 1..nu and t = 0..T-1; shape (nu, T)."""
     frequency = np.arange(1, nu + 1, dtype=np.float64)[:, None]
-    cosines = np.cos(np.pi * frequency * (np.arange(size) + 0.5) / size) @ residual
-    return float(2.0 / nu * (cosines @ cosines))
+    angle: NDArray[np.float64] = np.pi * frequency * (np.arange(size) + 0.5) / size
+    return math.sqrt(2.0) * np.cos(angle)
+
+
+def _long_run(projected: NDArray[np.float64]) -> NDArray[np.float64]:
+    """V = (T/nu) sum_j L_j^2 from the residuals' products with `_cosines`; shape (nu, ...) to (...)."""
+    return np.asarray(np.mean(np.square(projected), axis=0))
+
+
+def _evidence_above(
+    value: int,
+    tail: NDArray[np.int64],
+    tail_cosines: NDArray[np.float64],
+    total: NDArray[np.float64],
+    n: int,
+    q: float,
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The steps from `value` up, and the t statistic against "the quantile lies above the step" at each.
+
+    If the quantile lies above x, at least p = 1-q of all launches exceed x, where a share s of this window's did.
+    Bursts multiply a rate, so what the variance of that count holds beyond the binomial is scaled by (p/s)^2 to what
+    it would be at p. Without this a window that by chance saw few bursts also reports a small variance, and the
+    two errors agree: on ties the 1% limit was wrong in up to 15% of windows, not 3%.
+
+    Args:
+        value: the quantile, ns.
+        tail: shape (k,), the durations above it, ascending.
+        tail_cosines: shape (nu, k), column i for the bucket of tail[i].
+        total: shape (nu,), the cosines summed over all n launches.
+        n: launches.
+        q: probability of the quantile.
+    """
+    first = np.flatnonzero(np.diff(tail, prepend=value) != 0)
+    steps = np.concatenate([[value], tail[first]]).astype(np.int64)
+    # Launches above steps[i] are tail[cut[i]:].
+    cut = np.append(first, tail.size)
+    count = (tail.size - cut).astype(np.float64)
+    running = np.cumsum(tail_cosines[:, ::-1], axis=1)
+    running = np.concatenate([np.zeros((total.size, 1)), running], axis=1)[:, tail.size - cut]
+    observed = _long_run(running - total[:, None] * count / n)
+    expected = (1.0 - q) * n
+    excess = np.maximum(0.0, observed - count * (1.0 - count / n))
+    excess *= np.minimum(BURST_SCALE, expected / np.maximum(count, 1.0)) ** 2
+    # No launch exceeds the last step; its excess is not measured, and the step below it is the nearest that is.
+    if excess.size > 1:
+        excess[-1] = excess[-2]
+    statistic = (expected - count) / np.sqrt(expected * q + excess)
+    return steps, np.maximum.accumulate(statistic)

@@ -80,7 +80,7 @@ def timer_quantum(ordered: NDArray[np.int64]) -> int:
     exact = int(np.gcd.reduce(values))
     # Levels less than 3 ns apart are one level and its rounding.
     starts = np.flatnonzero(np.diff(values, prepend=values[:1] - 3) > 2)
-    levels = np.array([values[a] for a in starts], dtype=np.int64) if starts.size < values.size else values
+    levels = values[starts]
     few = levels.size < _MIN_LEVELS
     candidates = [exact, DEVICE_TICK_NS]
     if levels.size > 1:

@@ -21,7 +21,7 @@ K = TypeVar("K")
 
 MIN_EXCEEDANCES = 20
 """Launches above the quantile that a window must hold (2,000 launches at p99)."""
-MIN_EFFECTIVE_EXCEEDANCES = 10.0
+MIN_EFFECTIVE_EXCEEDANCES = 8.0
 """The same after the allowance for autocorrelation, which is itself an estimate and so gets slack."""
 MIN_BUCKETS = 30
 """Buckets with launches that a window must have for its autocorrelation to be estimated."""
@@ -180,9 +180,7 @@ def _pair(before: Sample, after: Sample, policy: Policy) -> _Pair:
     quantum = joint_quantum(b, a)
     # Without a visible tick the clock counts ns, and two of them are the least that can be told apart.
     margin = max(policy.tolerance, QUANTA * quantum / max(b.value, quantum))
-    lack = tuple(
-        reason for name, estimate in (("before", b), ("after", a)) for reason in _lack(name, estimate, policy)
-    )
+    lack = tuple(reason for name, estimate in (("before", b), ("after", a)) for reason in _lack(name, estimate, policy))
     return _Pair(b, a, margin, quantum, lack)
 
 
@@ -206,7 +204,7 @@ def _lack(name: str, estimate: TailEstimate, policy: Policy) -> list[str]:
             f"The {name} window's launches crowd into the equal of {estimate.even:.1f} stretches of time; "
             f"{MIN_EVEN_BUCKETS:g} are needed: take a window of steadier traffic, or shorter stretches."
         ]
-    worst = max(tail * MIN_EFFECTIVE_EXCEEDANCES / (tail * tail * estimate.n_eff), 1.0)
+    worst = max(MIN_EFFECTIVE_EXCEEDANCES / (tail * estimate.n_eff), 1.0)
     bounded = all(
         math.isfinite(limit)
         for alpha in (policy.alpha_regressed, policy.alpha_pass)
@@ -281,8 +279,7 @@ def _undecided(pair: _Pair, family: int, policy: Policy) -> str:
 
 def _one_sided(before: Sample | None, after: Sample | None, policy: Policy) -> Judgement:
     shown = [
-        None if s is None or not s.durations_ns.size else tail_estimate(s, policy.quantile)
-        for s in (before, after)
+        None if s is None or not s.durations_ns.size else tail_estimate(s, policy.quantile) for s in (before, after)
     ]
     b, a = shown
     if b is None and a is None:

@@ -1,0 +1,179 @@
+"""Calibration and power of the verdicts on synthetic latencies whose truth is known.
+
+    python tests/bench/bench_statistics.py [--repetitions 200] [--seed 1]
+
+Serving: lognormal launches (sigma 0.15), 3% of them slowed by contention, in a window of 60 stretches whose levels
+follow an AR(1) with rho 0.8. Ticks: a nearly deterministic kernel on a 32 ns timer, whose slow values come in bursts.
+A rate from r repetitions has a standard error of sqrt(rate (1 - rate) / r).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdiff.analysis.interval import Sample, ratio_interval, tail_estimate
+from kdiff.analysis.verdict import Policy, Verdict, judge, judge_all
+
+STRETCHES = 60
+RHO = 0.8
+TICK = 32
+POLICY = Policy()
+
+Rng = np.random.Generator
+UNDECIDED = (Verdict.INCONCLUSIVE, Verdict.NOT_ENOUGH_DATA)
+
+
+def autoregressive(rng: Rng, sd: float, size: int = STRETCHES, rho: float = RHO) -> NDArray[np.float64]:
+    """A stationary AR(1) path of shape (size,) with standard deviation `sd`."""
+    path = rng.normal(0.0, sd, size)
+    for t in range(1, size):
+        path[t] = rho * path[t - 1] + np.sqrt(1.0 - rho * rho) * path[t]
+    return path
+
+
+def serving(rng: Rng, n: int, sd: float, factor: float = 1.0, rho: float = RHO) -> Sample:
+    """About `n` launches whose level moves by `sd` (log scale) from stretch to stretch."""
+    bucket = rng.integers(0, STRETCHES, n, dtype=np.int32)
+    level = autoregressive(rng, sd, rho=rho)
+    logs = rng.normal(0.0, 0.15, n) + level[bucket]
+    slowed = np.where(rng.random(n) < 0.03, 1.0 + rng.exponential(0.3, n), 1.0)
+    durations = np.rint(50_000.0 * factor * slowed * np.exp(logs)).astype(np.int64)
+    return Sample(durations, bucket, STRETCHES)
+
+
+def ticks(rng: Rng, n: int, share: float, burst: float, factor: float = 1.0, base: int = 64) -> Sample:
+    """`base` ticks, or one more for a share of the launches, or two more for a fifth of those.
+
+    The share varies over the stretches by a factor of lognormal(burst), so that the slow values come in bursts.
+    """
+    bucket = rng.integers(0, STRETCHES, n, dtype=np.int32)
+    level = np.exp(autoregressive(rng, burst) - 0.5 * burst * burst)
+    slow = rng.random(n) < np.minimum(1.0, share * level)[bucket]
+    extra = slow.astype(np.int64) * (1 + (rng.random(n) < 0.2))
+    return Sample(TICK * (np.int64(round(base * factor)) + extra), bucket, STRETCHES)
+
+
+def verdicts(repetitions: int, pair: Callable[[], tuple[Sample, Sample]]) -> tuple[Counter[Verdict], float]:
+    """Verdict counts, and how often the lower 95% limit of the ratio exceeds 1."""
+    seen: Counter[Verdict] = Counter()
+    above = 0
+    for _ in range(repetitions):
+        before, after = pair()
+        seen[judge(before, after, POLICY).verdict] += 1
+        estimates = [tail_estimate(s, POLICY.quantile) for s in (before, after)]
+        above += ratio_interval(estimates[0], estimates[1], 0.05).low > 0.0
+    return seen, above / repetitions
+
+
+def row(name: str, repetitions: int, pair: Callable[[], tuple[Sample, Sample]]) -> None:
+    """Print one line of the table of verdicts."""
+    seen, above = verdicts(repetitions, pair)
+    share = {v: 100.0 * seen[v] / repetitions for v in Verdict}
+    passed = share[Verdict.PASS] + share[Verdict.IMPROVED]
+    print(
+        f"{name:<44}{share[Verdict.REGRESSED]:>10.1f}{passed:>8.1f}{share[Verdict.INCONCLUSIVE]:>8.1f}"
+        f"{share[Verdict.NOT_ENOUGH_DATA]:>8.1f}{100.0 * above:>12.1f}",
+        flush=True,
+    )
+
+
+def head(title: str) -> None:
+    """Print the header of a table of verdicts."""
+    print(f"\n{title}")
+    print(f"{'% of runs':<44}{'REGRESSED':>10}{'PASS':>8}{'INCONC':>8}{'N.E.D.':>8}{'L(5%)>1':>12}")
+
+
+def limits(
+    name: str, repetitions: int, truth: float, sample: Callable[[], Sample], alphas: Iterable[float] = (0.01, 0.05)
+) -> None:
+    """Print how often a one-sided limit of the quantile lies on the wrong side of its true value."""
+    alphas = tuple(alphas)
+    wrong = np.zeros((len(alphas), 2))
+    for _ in range(repetitions):
+        estimate = tail_estimate(sample(), POLICY.quantile)
+        for i, alpha in enumerate(alphas):
+            low, high = estimate.limits(alpha)
+            wrong[i] += (low > truth, high < truth)
+    rates = "".join(f"{100 * w:>12.2f}" for w in (wrong / repetitions).ravel())
+    print(f"{name:<44}{rates}", flush=True)
+
+
+def family(rng: Rng, repetitions: int, kernels: int, factor: float) -> float:
+    """How often a run of `kernels` equal kernels, all slower by `factor`, has any REGRESSED."""
+    any_regressed = 0
+    for _ in range(repetitions):
+        samples = {k: (serving(rng, 6_000, 0.03), serving(rng, 6_000, 0.03, factor)) for k in range(kernels)}
+        judged = judge_all(samples, POLICY).values()
+        any_regressed += any(j.verdict is Verdict.REGRESSED for j in judged)
+    return any_regressed / repetitions
+
+
+def main() -> None:
+    """Run all scenarios and print their tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=200, help="runs a scenario (default 200)")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    rng, reps = np.random.default_rng(options.seed), options.repetitions
+    started = time.perf_counter()
+
+    head(f"No change ({reps} runs each)")
+    for n in (60_000, 180_000):
+        for sd in (0.03, 0.06):
+            row(f"{n:,} launches, sd {sd:.0%}", reps, lambda n=n, sd=sd: (serving(rng, n, sd), serving(rng, n, sd)))
+    head("Slower than the tolerance of 5%, sd 3%")
+    for n, slower in (
+        (12_000, 0.15), (12_000, 0.20), (12_000, 0.30), (60_000, 0.15), (60_000, 0.20),
+        (180_000, 0.10), (180_000, 0.15), (180_000, 0.20),
+    ):  # fmt: skip
+        row(
+            f"{n:,} launches, +{slower:.0%}",
+            reps,
+            lambda n=n, slower=slower: (serving(rng, n, 0.03), serving(rng, n, 0.03, 1.0 + slower)),
+        )
+    head("At the tolerance: true ratio 1.05, sd 3%")
+    for n in (12_000, 60_000):
+        row(f"{n:,} launches", reps, lambda n=n: (serving(rng, n, 0.03), serving(rng, n, 0.03, 1.05)))
+    head("Few independent launches, no change")
+    for n in (200, 600, 1_200, 2_400, 4_800):
+        row(f"{n:,} launches, sd 0", reps, lambda n=n: (serving(rng, n, 0.0), serving(rng, n, 0.0)))
+
+    head("Ticks of 32 ns on a 2,048 ns kernel, 20,000 launches")
+    for share, burst in ((0.0, 0.0), (0.009, 0.0), (0.010, 0.0), (0.010, 0.5), (0.010, 1.0), (0.05, 1.0), (0.5, 0.5)):
+        row(
+            f"slow share {share:.1%}, bursts {burst}",
+            reps,
+            lambda s=share, b=burst: (ticks(rng, 20_000, s, b), ticks(rng, 20_000, s, b)),
+        )
+    row("slow share 1.0%, bursts 1.0, +20%", reps,
+        lambda: (ticks(rng, 20_000, 0.01, 1.0), ticks(rng, 20_000, 0.01, 1.0, 1.2)))  # fmt: skip
+    row("640 ns kernel, one tick (5%) slower", reps,
+        lambda: (ticks(rng, 20_000, 0.0, 0.0, base=20), ticks(rng, 20_000, 0.0, 0.0, base=21)))  # fmt: skip
+
+    print(f"\nLimits of p99 itself on ticks: % of {5 * reps} runs on the wrong side")
+    print(f"{'':<44}{'L(1%) > Q':>12}{'U(1%) < Q':>12}{'L(5%) > Q':>12}{'U(5%) < Q':>12}")
+    for share in (0.007, 0.0099, 0.0101, 0.013, 0.0495, 0.0505):
+        for burst in (0.0, 0.5, 1.0):
+            true = TICK * (64 + (share > 0.01) + (0.2 * share > 0.01))
+            limits(
+                f"slow share {share:.2%}, bursts {burst}",
+                5 * reps,
+                true,
+                lambda s=share, b=burst: ticks(rng, 20_000, s, b),
+            )
+
+    runs = max(20, reps // 4)
+    print(f"\nRuns of 20 kernels, 6,000 launches each, any REGRESSED, % of {runs} runs")
+    print(f"{'no change':<44}{100 * family(rng, runs, 20, 1.0):>10.1f}")
+    print(f"{'all at the tolerance (ratio 1.05)':<44}{100 * family(rng, runs, 20, 1.05):>10.1f}")
+    print(f"\n{time.perf_counter() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
