@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 
 def printable(text: str) -> str:
     """`text` with every character that could move a cursor, colour, reorder or break a line escaped.
 
-    Control characters, ANSI escapes, bidirectional marks and undecodable bytes become \\x1b, \\u202e and
-    \\udc80.
+    Control characters, ANSI escapes, bidirectional marks and undecodable bytes become \\x1b, \\u202e and \\udc80.
     """
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def shorten(text: str, width: int) -> str:
-    """At most `width` characters of `text`: its head and, longer, its end.
+def cells(text: str) -> int:
+    """The columns that printable text takes in a terminal: wide characters take two, combining marks none."""
+    if text.isascii():
+        return len(text)
+    return sum(_cells(c) for c in text)
+
+
+def shorten(text: str, width: int, head_share: float = 0.4) -> str:
+    """At most `width` cells of `text`: its head and, longer unless told otherwise, its end.
 
     The end is what tells two instances of one template apart.
     """
-    if len(text) <= width:
+    if cells(text) <= width:
         return text
     if width < 8:
-        return text[: max(width, 0)]
-    head = (width - 1) * 2 // 5
-    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+        return _head(text, width)
+    head = _head(text, int((width - 1) * head_share))
+    tail = _head(text[::-1], width - 1 - cells(head))[::-1]
+    return f"{head}…{tail}"
+
+
+def _head(text: str, width: int) -> str:
+    taken = 0
+    for i, c in enumerate(text):
+        taken += _cells(c)
+        if taken > width:
+            return text[:i]
+    return text
+
+
+def _cells(c: str) -> int:
+    if unicodedata.category(c) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(c) in ("W", "F") else 1

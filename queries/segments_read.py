@@ -16,6 +16,7 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
 from kdiff.queries.errors import StoreError
 from kdiff.queries.printable import printable
 from kdiff.queries.tables import TABLES
@@ -72,8 +73,7 @@ def scan(root: Path) -> Snapshot:
     if not any(snapshot.files.values()):
         if snapshot.warnings:
             raise StoreError(
-                f"none of the segments at {_show(root)} can be read ({snapshot.warnings[0]}): "
-                "record the capture again"
+                f"none of the segments at {_show(root)} can be read ({snapshot.warnings[0]}): record the capture again"
             )
         raise StoreError(
             f"the capture at {_show(root)} holds no segment yet: wait for the agent's next flush, "

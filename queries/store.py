@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 import pyarrow as pa
+
 from kdiff.queries.errors import StoreError
 from kdiff.queries.printable import printable
 from kdiff.queries.segments_read import SUFFIX, scan

@@ -6,5 +6,6 @@ SELECT
 FROM kernel_executions
 WHERE timestamp_ns >= {from_ns:Int64}
     AND timestamp_ns < {to_ns:Int64}
+    AND duration_ns >= 0
     AND ({service:String} = '' OR service = {service:String})
     AND cityHash64(kernel_name) IN {keys:Array(UInt64)}

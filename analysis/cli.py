@@ -1,0 +1,263 @@
+"""The `kdiff` command. Data goes to stdout, messages to stderr; what is slow to import is imported when used."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from kdiff.analysis import arguments, timespec
+from kdiff.analysis.arguments import FormatName, ListFormat, MetricName, Undecided, Unpaired
+from kdiff.queries.errors import KdiffError
+from kdiff.queries.printable import printable
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from kdiff.analysis.evidence import Evidence
+    from kdiff.analysis.window import Window
+    from kdiff.queries.store import CaptureStore
+
+PROGRAM: Final = "kdiff"
+EXAMPLE: Final = "kdiff --before now-1h --after -15m"
+ISSUES: Final = "please report it with the output of the same command under KDIFF_DEBUG=1"
+_INTERRUPTED: Final = 130
+_TERMINATED: Final = 143
+
+app = typer.Typer(
+    name=PROGRAM,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+StoreOption = Annotated[
+    str,
+    typer.Option(
+        "--store", metavar="PATH", envvar="KDIFF_STORE", help="Capture directory that times are looked up in."
+    ),
+]
+ServiceOption = Annotated[str, typer.Option("--service", metavar="NAME", help="Only this service.")]
+WindowOption = Annotated[
+    str, typer.Option("--window", metavar="LENGTH", help="Length of a window given by one instant.")
+]
+
+
+@app.callback(
+    invoke_without_command=True,
+    help="Did a kernel get slower? Compare two windows of recorded production traffic, kernel by kernel.\n\n"
+    "SPEC is START/LENGTH (2026-11-27T10:00/15m), A..B, an instant (2026-11-27T10:00, -2h, now-30m, Unix time) or a "
+    "capture directory. Times without a zone are UTC. An instant is the end of the before window and the start of "
+    "the after window.\n\n"
+    f"Example:  {EXAMPLE}\n\n"
+    "Exit status: 0 no regression, 1 regression, 2 usage or operational error, 3 undecided.",
+)
+def compare_command(
+    context: typer.Context,
+    before: Annotated[str, typer.Option("--before", metavar="SPEC", help="The window to compare with.")] = "",
+    after: Annotated[str, typer.Option("--after", metavar="SPEC", help="The window to judge.")] = "",
+    store: StoreOption = "./kdiff-capture",
+    metric: Annotated[
+        MetricName, typer.Option("--metric", help="What to judge; auto is the best that both windows have.")
+    ] = MetricName.AUTO,
+    tolerance: Annotated[str, typer.Option("--tolerance", metavar="SHARE", help="Slowdown that is accepted.")] = "5%",
+    quantile: Annotated[str, typer.Option("--quantile", metavar="Q", help="Quantile that is judged.")] = "0.99",
+    service: ServiceOption = "",
+    kernel: Annotated[
+        list[str] | None,
+        typer.Option("--kernel", metavar="PATTERN", help="Only kernels whose name holds or matches it (repeat)."),
+    ] = None,
+    window: WindowOption = "15m",
+    renames: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="OLD=NEW", help="Compare OLD before with NEW after (repeat)."),
+    ] = None,
+    output: Annotated[FormatName, typer.Option("--format", help="Output format.")] = FormatName.TABLE,
+    on_undecided: Annotated[
+        Undecided | None, typer.Option("--on-undecided", help="Exit 0 or 1 where 3 would say undecided.")
+    ] = None,
+    unpaired: Annotated[
+        Unpaired, typer.Option("--unpaired", help="What a kernel gone and another new make of the run.")
+    ] = Unpaired.UNDECIDED,
+    max_loss: Annotated[
+        str, typer.Option("--max-loss", metavar="SHARE", help="Loss above which a window gets no verdict.")
+    ] = "1%",
+    min_share: Annotated[
+        str, typer.Option("--min-share", metavar="SHARE", help="Kernels with fewer launches may be too rare to judge.")
+    ] = "0.1%",
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Compare two windows (the command without a subcommand)."""
+    if context.invoked_subcommand is not None:
+        return
+    if show_version:
+        _print(f"{PROGRAM} {_version()}\n", 0)
+    missing = [name for name, value in (("--before", before), ("--after", after)) if not value]
+    if missing:
+        raise KdiffError(f"{' and '.join(missing)} missing: try `{EXAMPLE}`, or `{PROGRAM} --help`")
+    strict = {
+        "tolerance": arguments.share("--tolerance", tolerance),
+        "quantile": arguments.quantile(quantile),
+    }
+    shares = {
+        "max_loss": arguments.share("--max-loss", max_loss),
+        "min_share": arguments.share("--min-share", min_share),
+    }
+    now_ns = time.time_ns()
+    length_ns = timespec.parse_length(window)
+    specs = {
+        "before": timespec.parse(before, "before", now_ns, length_ns),
+        "after": timespec.parse(after, "after", now_ns, length_ns),
+    }
+
+    from kdiff.analysis.compare import Options, compare
+    from kdiff.analysis.output import output_format
+    from kdiff.analysis.verdict import Policy
+
+    options = Options(
+        metric=metric.value,
+        policy=Policy(**strict),
+        patterns=kernel or (),
+        renames=renames or (),
+        on_undecided=on_undecided.value if on_undecided else None,
+        unpaired=unpaired.value,
+        **shares,
+    )
+    with _stores() as open_once:
+        evidence = {side: _evidence(spec, store, service, open_once) for side, spec in specs.items()}
+        same = evidence["before"].store is evidence["after"].store
+        pair_warnings = timespec.check_pair(evidence["before"].window, evidence["after"].window, now_ns, same)
+        report = compare(evidence["before"], evidence["after"], options)
+    _warn([*pair_warnings, *report.warnings])
+    text = output_format(output.value).render(report, get_terminal_size().columns, _colour())
+    _print(text, report.exit_code)
+
+
+@app.command("kernels")
+def kernels_command(
+    spec: Annotated[str, typer.Argument(metavar="[SPEC]", help="Window; the whole recorded stretch if left out.")] = "",
+    store: StoreOption = "./kdiff-capture",
+    service: ServiceOption = "",
+    window: WindowOption = "15m",
+    output: Annotated[ListFormat, typer.Option("--format", help="Output format.")] = ListFormat.TABLE,
+) -> None:
+    """List the kernels that ran: launches, average and p99 of each, since when, and what was lost."""
+    now_ns = time.time_ns()
+    length_ns = timespec.parse_length(window)
+    parsed = timespec.parse(spec, "before", now_ns, length_ns, option="SPEC") if spec else Path(store)
+
+    from kdiff.analysis import listing
+
+    with _stores() as open_once:
+        evidence = _evidence(parsed, store, service, open_once)
+        found = listing.read(evidence)
+        warnings = [*evidence.store.warnings, *found.warnings]
+    _warn(warnings)
+    if output is ListFormat.JSON:
+        _print(listing.as_json(found), 0)
+    _print(listing.as_table(found, get_terminal_size().columns), 0)
+
+
+def main() -> None:
+    """Run the command line and exit: 0, 1, 2 or 3 as documented, 130 when interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        # A name that the terminal cannot show must not be a traceback.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    signal.signal(signal.SIGTERM, _terminate)  # leave through the context managers: they remove what is temporary
+    try:
+        app(prog_name=PROGRAM)
+    except KdiffError as error:
+        _fail(str(error), error.code)
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+    except Exception as error:
+        if os.environ.get("KDIFF_DEBUG"):
+            raise
+        kind = type(error).__name__
+        _fail(f"unexpected {kind}: {printable(str(error).partition(chr(10))[0])[:300]}; {ISSUES}", 2)
+
+
+Opener = Callable[[Path], "CaptureStore"]
+
+
+@contextmanager
+def _stores() -> Iterator[Opener]:
+    """Yield a function that opens each capture once, and close them all."""
+    opened: dict[str, CaptureStore] = {}
+
+    def open_once(path: Path) -> CaptureStore:
+        from kdiff.queries.store import open_store
+
+        try:
+            key = os.path.realpath(path.expanduser())
+        except (ValueError, RuntimeError):
+            key = str(path)
+        if key not in opened:
+            opened[key] = open_store(str(path))
+        return opened[key]
+
+    try:
+        yield open_once
+    except KeyboardInterrupt:
+        # Typer would turn it into exit status 1, which says REGRESSED.
+        raise SystemExit(_INTERRUPTED) from None
+    finally:
+        for store in opened.values():
+            store.close()
+
+
+def _evidence(spec: Window | Path, store: str, service: str, open_once: Opener) -> Evidence:
+    from kdiff.analysis.evidence import Evidence, whole_window
+
+    if isinstance(spec, Path):
+        capture = open_once(spec)
+        return Evidence(capture, whole_window(capture, service), service)
+    return Evidence(open_once(Path(store)), spec, service)
+
+
+def _print(text: str, code: int) -> None:
+    """Write `text` and exit with `code`. A reader that has gone away changes neither."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        raise KdiffError(f"cannot write the output ({error.strerror}): free space, or write elsewhere") from error
+    raise typer.Exit(code)
+
+
+def _warn(warnings: list[str]) -> None:
+    for warning in dict.fromkeys(warnings):
+        typer.echo(f"{PROGRAM}: warning: {printable(warning)}", err=True)
+
+
+def _fail(message: str, code: int) -> None:
+    typer.echo(f"{PROGRAM}: {printable(message)}", err=True)
+    sys.exit(code)
+
+
+def _colour() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _version() -> str:
+    try:
+        return version("kdiff")
+    except PackageNotFoundError:
+        return "unknown (not installed)"
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(_TERMINATED)

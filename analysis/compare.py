@@ -1,0 +1,339 @@
+"""The comparison: choose what to judge each kernel by, judge all of them together, and decide the run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
+
+import numpy as np
+
+from kdiff.analysis.evidence import GRAPHS, Counts, Evidence, Recording, holdings
+from kdiff.analysis.interval import Sample
+from kdiff.analysis.measure import NO_DEVICE_TIME, MetricChoice, Plan, choose, gather
+from kdiff.analysis.pairing import pair_kernels, show
+from kdiff.analysis.quantiles import rank
+from kdiff.analysis.report import (
+    EXIT_OK,
+    EXIT_REGRESSED,
+    EXIT_UNDECIDED,
+    KernelReport,
+    RareKernel,
+    Report,
+    WindowReport,
+    quantile_name,
+)
+from kdiff.analysis.verdict import MIN_EXCEEDANCES, Judgement, Policy, Verdict, judge_all, overall
+from kdiff.queries.errors import KdiffError
+
+MIN_COVERAGE: Final = 0.9
+"""Below this share of a window recorded, the reader is warned."""
+MIN_ISOLATED_SHARE: Final = 0.1
+"""Isolated launches that are a smaller share of a kernel's launches do not speak for the kernel."""
+
+_ORDER: Final = {
+    verdict: place
+    for place, verdict in enumerate(
+        (
+            Verdict.REGRESSED,
+            Verdict.INCONCLUSIVE,
+            Verdict.NOT_ENOUGH_DATA,
+            Verdict.NEW,
+            Verdict.GONE,
+            Verdict.IMPROVED,
+            Verdict.PASS,
+        )
+    )
+}
+_MEANING: Final[dict[str, str]] = {
+    "completion": "Judged by completion, launch to the sync that proves it finished: launches that share a sync share "
+    "its end, so a change may be another kernel's.",
+    "launch": "Judged by time in the host call: this says nothing of the kernel's time on the device.",
+    "graph": "Judged by graph launches, launch to the sync that proves it finished: the graphs, not their kernels.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to compare and what to make of it. Shares are fractions.
+
+    Attributes:
+        max_loss: above this loss a window gets no verdict.
+        min_share: kernels with a smaller share of the launches in both windows may be rare (see pairing).
+        patterns: judge only kernels that match one of these.
+        renames: "old=new" pairs.
+        on_undecided: what exit code an undecided run gets; None is 3.
+        unpaired: whether a kernel gone and another new leave the run undecided.
+    """
+
+    metric: MetricChoice = "auto"
+    policy: Policy = field(default_factory=Policy)
+    max_loss: float = 0.01
+    min_share: float = 0.001
+    patterns: Sequence[str] = ()
+    renames: Sequence[str] = ()
+    on_undecided: Literal["pass", "fail"] | None = None
+    unpaired: Literal["undecided", "ignore"] = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class _Doubt:
+    """What makes a kernel's numbers doubtful: no verdict but INCONCLUSIVE, or only no PASS."""
+
+    reason: str
+    bars_pass_only: bool
+
+
+def compare(before: Evidence, after: Evidence, options: Options) -> Report:
+    """Compare two windows. Raises KdiffError where there is nothing to compare or a name names nothing."""
+    sides = {"before": before, "after": after}
+    census = {side: evidence.census() for side, evidence in sides.items()}
+    recordings = {side: evidence.recording() for side, evidence in sides.items()}
+    for side, evidence in sides.items():
+        if not census[side] and not recordings[side].coverage:
+            held = holdings(evidence.store, evidence.service)
+            raise KdiffError(f"nothing was recorded in the {side} window {evidence.window}: {held}")
+    needed = math.ceil(round(MIN_EXCEEDANCES / (1.0 - options.policy.quantile), 6))
+    pairing = pair_kernels(
+        census["before"], census["after"], options.renames, options.patterns, options.min_share, needed
+    )
+    plans = choose(pairing.judged, options.metric)
+    samples = gather(before, after, plans)
+    judgements = judge_all(samples, options.policy)
+    unjudged = _information(before, after, plans, options.policy)
+    with_syncs = any(plan.metric in ("completion", "graph") for plan in plans)
+    losses = {side: recording.loss(with_syncs) for side, recording in recordings.items()}
+    lossy = _lossy(losses, options.max_loss)
+    rows = []
+    for index, plan in enumerate(plans):
+        row = _row(plan, judgements[index], samples[index], options)
+        if index in unjudged:
+            row = replace(row, reasons=(*row.reasons, unjudged[index]))
+        if lossy:
+            row = replace(row, verdict=Verdict.INCONCLUSIVE, reasons=(lossy[0], *row.reasons))
+        rows.append(row)
+    rows.sort(key=lambda row: (_ORDER[row.verdict], -(row.ratio or 0.0), row.kernel))
+    verdict, cause = _decide(rows, lossy, options)
+    metrics = {plan.metric for plan in plans if plan.metric}
+    return Report(
+        verdict=verdict,
+        exit_code=_exit_code(verdict, options),
+        cause=cause,
+        tolerance=options.policy.tolerance,
+        quantile=options.policy.quantile,
+        metric="mixed" if len(metrics) > 1 else next(iter(metrics), "none"),
+        before=_window(before, census["before"], recordings["before"], losses["before"]),
+        after=_window(after, census["after"], recordings["after"], losses["after"]),
+        kernels=tuple(rows),
+        rare=tuple(RareKernel(p.kernel, p.before.ran, p.after.ran) for p in pairing.rare),
+        notes=(*lossy, *_notes(plans, census, options)),
+        warnings=(*pairing.warnings, *_recording_warnings(sides, recordings), *_store_warnings(before, after)),
+    )
+
+
+def _information(before: Evidence, after: Evidence, plans: Sequence[Plan], policy: Policy) -> dict[int, str]:
+    """Whether what the host saw of kernels without device time moved: no verdict, but worth knowing."""
+    bound = {i: replace(p, metric="completion") for i, p in enumerate(plans) if p.why and p.pair.kernel != GRAPHS}
+    order = list(bound)
+    samples = gather(before, after, list(bound.values()))
+    text = {}
+    for place, judgement in judge_all(samples, policy).items():
+        if judgement.ratio is None or judgement.ci is None:
+            continue
+        low, high = judgement.ci
+        moved = "moved" if low > 1.0 or high < 1.0 else "did not move by more than its noise"
+        text[order[place]] = (
+            f"For information: its completion, the end of the batch it was in, {moved} "
+            f"({quantile_name(policy.quantile)} x{judgement.ratio:.3f} [{low:.3f}, {high:.3f}])."
+        )
+    return text
+
+
+def _row(
+    plan: Plan, judgement: Judgement, sample: tuple[Sample | None, Sample | None], options: Options
+) -> KernelReport:
+    pair, verdict = plan.pair, judgement.verdict
+    reasons = list(judgement.reasons)
+    one_sided = not (pair.in_before and pair.in_after)
+    if one_sided:
+        # Presence is decided by launches, not by what happens to have a value.
+        verdict = Verdict.NEW if pair.in_after else Verdict.GONE
+        reasons = [f"The kernel ran only in the {'after' if pair.in_after else 'before'} window."]
+    elif plan.why:
+        verdict, reasons = Verdict.INCONCLUSIVE, [plan.why]
+    elif verdict in (Verdict.NEW, Verdict.GONE):
+        verdict, reasons = Verdict.NOT_ENOUGH_DATA, ["It ran in both windows, but only one has times for it."]
+    if not one_sided:
+        for doubt in _doubts(plan, options):
+            if not doubt.bars_pass_only or verdict in (Verdict.PASS, Verdict.IMPROVED):
+                verdict = Verdict.INCONCLUSIVE
+            reasons.append(doubt.reason)
+    reasons += _left_out(plan)
+    values = [_value(s, options.policy.quantile) for s in sample]
+    return KernelReport(
+        kernel=pair.kernel,
+        verdict=verdict,
+        metric=plan.metric or "none",
+        n_before=judgement.n_before or (pair.before.ran if one_sided else 0),
+        n_after=judgement.n_after or (pair.after.ran if one_sided else 0),
+        quantiles_before=judgement.quantiles_before,
+        quantiles_after=judgement.quantiles_after,
+        value_before=values[0],
+        value_after=values[1],
+        ratio=judgement.ratio,
+        ci=judgement.ci,
+        p_regressed=judgement.p_regressed,
+        margin=judgement.margin,
+        reasons=tuple(reasons),
+    )
+
+
+def _doubts(plan: Plan, options: Options) -> list[_Doubt]:
+    pair = plan.pair
+    doubts = []
+    for side, counts in (("before", pair.before), ("after", pair.after)):
+        where = f"of the launches in the {side} window"
+        unresolved = _share(counts.unresolved, counts.launches)
+        if unresolved > options.max_loss:
+            doubts.append(_Doubt(f"The name is not certain for {unresolved:.1%} {where}.", bars_pass_only=False))
+        failed = _share(counts.failed, counts.launches)
+        if failed > options.max_loss:
+            doubts.append(_Doubt(f"{failed:.1%} {where} failed and have no time.", bars_pass_only=True))
+        if plan.metric and plan.isolated and counts.isolated < MIN_ISOLATED_SHARE * counts.ran:
+            share = f"{_share(counts.isolated, counts.ran):.1%} {where}"
+            reason = f"{NO_DEVICE_TIME}: the isolated launches, {share}, are too few to speak for the kernel."
+            doubts.append(_Doubt(reason, bars_pass_only=True))
+    return doubts
+
+
+def _left_out(plan: Plan) -> list[str]:
+    """What of a kernel was not judged, counted."""
+    before, after = plan.pair.before, plan.pair.after
+    parts = []
+    for name, numbers in (
+        ("failed launches", (before.failed, after.failed)),
+        ("launches captured into graphs", (before.captured, after.captured)),
+    ):
+        if any(numbers):
+            parts.append(f"Left out: {name}, {numbers[0]:,} before and {numbers[1]:,} after.")
+    if plan.metric and plan.isolated and (before.isolated < before.ran or after.isolated < after.ran):
+        parts.append(
+            f"Judged on isolated launches: {before.isolated:,} of {before.ran:,} before, "
+            f"{after.isolated:,} of {after.ran:,} after."
+        )
+    return parts
+
+
+def _decide(rows: Sequence[KernelReport], lossy: Sequence[str], options: Options) -> tuple[Verdict, str]:
+    """The run's verdict, and why it is undecided where the kernels' verdicts do not say it."""
+    if lossy:
+        return Verdict.INCONCLUSIVE, lossy[0].rstrip(".")
+    verdict = overall(row.verdict for row in rows)
+    compared = [row for row in rows if row.verdict not in (Verdict.NEW, Verdict.GONE)]
+    new = [row.kernel for row in rows if row.verdict is Verdict.NEW]
+    gone = [row.kernel for row in rows if row.verdict is Verdict.GONE]
+    swapped = ""
+    if new and gone:
+        # The swap that the user is gating on may be this one, under another name.
+        hint = f": if one replaced the other, add --map {show(f'{gone[0]}={new[0]}')}" if len(new + gone) == 2 else ""
+        hint = hint or ": pair what was replaced with --map old=new, or add --unpaired ignore"
+        swapped = f"{_count(len(gone), 'kernel is', 'kernels are')} gone and {len(new)} new{hint}"
+    if not rows:
+        return Verdict.INCONCLUSIVE, "no kernel ran that could be compared"
+    if not compared:
+        return Verdict.INCONCLUSIVE, swapped or f"nothing ran in the {'before' if new else 'after'} window"
+    if verdict is Verdict.PASS and swapped and options.unpaired == "undecided":
+        return Verdict.INCONCLUSIVE, swapped
+    return verdict, ""
+
+
+def _exit_code(verdict: Verdict, options: Options) -> int:
+    if verdict is Verdict.REGRESSED:
+        return EXIT_REGRESSED
+    if verdict is Verdict.PASS:
+        return EXIT_OK
+    return {"pass": EXIT_OK, "fail": EXIT_REGRESSED, None: EXIT_UNDECIDED}[options.on_undecided]
+
+
+def _lossy(losses: Mapping[str, float | None], limit: float) -> list[str]:
+    """One sentence for each window that lost too much to be judged."""
+    return [
+        f"The {side} window lost {loss:.1%} of its events (limit {limit:.1%}): no verdict; "
+        "raise the agent's buffer, or choose a window without the loss."
+        for side, loss in losses.items()
+        if loss is not None and loss > limit
+    ]
+
+
+def _window(evidence: Evidence, census: Mapping[str, Counts], recording: Recording, loss: float | None) -> WindowReport:
+    count, width = evidence.window.buckets()
+    total = sum(census.values(), Counts())
+    return WindowReport(
+        window=evidence.window,
+        store=evidence.store.name,
+        launches=total.launches,
+        executions=total.executions,
+        failed=total.failed,
+        captured=total.captured,
+        unresolved=total.unresolved,
+        lost=recording.lost,
+        loss=loss,
+        coverage=recording.coverage,
+        buckets=count,
+        bucket_ns=width,
+    )
+
+
+def _notes(plans: Sequence[Plan], census: Mapping[str, Mapping[str, Counts]], options: Options) -> list[str]:
+    notes = []
+    isolated = any(plan.isolated and plan.metric == "completion" for plan in plans)
+    if isolated:
+        notes.append(
+            "Judged by completion of isolated launches, alone between two syncs, which bounds the device time: "
+            "device time was not recorded in both windows."
+        )
+    if options.metric in _MEANING:
+        notes.append(_MEANING[options.metric])
+    graphs = sum(counts[GRAPHS].launches for counts in census.values() if GRAPHS in counts)
+    devices = all(any(c.executions for c in counts.values()) for counts in census.values())
+    if graphs and not devices and options.metric != "graph":
+        notes.append(f"The kernels inside {graphs:,} graph launches cannot be seen: device time was not recorded.")
+    return notes
+
+
+def _recording_warnings(sides: Mapping[str, Evidence], recordings: Mapping[str, Recording]) -> list[str]:
+    warnings = []
+    for side, recording in recordings.items():
+        window = sides[side].window
+        if not recording.hosts:
+            warnings.append(f"no agent's account covers the {side} window {window}: what was lost is not known")
+            continue
+        if recording.coverage < MIN_COVERAGE:
+            warnings.append(f"only {recording.coverage:.0%} of the {side} window {window} was recorded")
+            continue
+        for host, coverage in recording.hosts.items():
+            if coverage < MIN_COVERAGE:
+                warnings.append(f"the host {show(host)} recorded only {coverage:.0%} of the {side} window")
+    return warnings
+
+
+def _store_warnings(before: Evidence, after: Evidence) -> list[str]:
+    if before.store is after.store:
+        return list(before.store.warnings)
+    return [*before.store.warnings, *after.store.warnings]
+
+
+def _value(sample: Sample | None, quantile: float) -> int | None:
+    if sample is None or not sample.durations_ns.size:
+        return None
+    place = rank(sample.durations_ns.size, quantile) - 1
+    return int(np.partition(sample.durations_ns, place)[place])
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"

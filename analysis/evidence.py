@@ -1,0 +1,213 @@
+"""What a store holds of one window: counts a kernel, losses and coverage, and the samples to judge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from kdiff.analysis.interval import Sample
+from kdiff.analysis.window import Window, covered_ns, utc_short
+from kdiff.queries.errors import KdiffError
+from kdiff.queries.store import Store
+
+Metric = Literal["device", "completion", "launch", "graph"]
+
+GRAPHS: Final = "(graph launches)"
+"""The name under which launches of graphs are listed: the host cannot tell one graph from another."""
+
+UNNAMED: Final = "(no name)"
+
+_QUERIES: Final = {
+    "device": "samples_device",
+    "completion": "samples_completion",
+    "launch": "samples_launch",
+    "graph": "samples_graph",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What one kernel did in one window, in launches; `device_ns` is its total time on the device.
+
+    `keys` stand for its names in the store: more than one after a rename.
+    """
+
+    keys: tuple[int, ...] = ()
+    launches: int = 0
+    failed: int = 0
+    captured: int = 0
+    unresolved: int = 0
+    completions: int = 0
+    isolated: int = 0
+    timed: int = 0
+    executions: int = 0
+    device_ns: int = 0
+
+    @property
+    def ran(self) -> int:
+        """How often it ran, as far as is known: by the device, or as launched by the host."""
+        return max(self.launches - self.failed - self.captured, self.executions)
+
+    def __add__(self, other: Counts) -> Counts:
+        sums = (getattr(self, name) + getattr(other, name) for name in _FIELDS)
+        return Counts(self.keys + other.keys, *sums)
+
+    def available(self, metric: Metric, isolated: bool) -> int:
+        """How many values of `metric` there are; `isolated` counts only launches alone between two syncs."""
+        if metric == "device":
+            return self.executions
+        if metric == "launch":
+            return self.timed
+        return self.isolated if isolated else self.completions
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """How well a window was recorded. Shares in [0, 1]; coverage is that of all hosts together, and of each."""
+
+    lost: int = 0
+    lost_launches: float = 0.0
+    lost_syncs: float = 0.0
+    coverage: float = 0.0
+    hosts: Mapping[str, float] = field(default_factory=dict)
+
+    def loss(self, with_syncs: bool) -> float | None:
+        """The share lost; where times end at syncs, lost syncs count as much. None where no agent recorded."""
+        if not self.hosts:
+            return None
+        return max(self.lost_launches, self.lost_syncs) if with_syncs else self.lost_launches
+
+
+_FIELDS: Final = tuple(f.name for f in fields(Counts) if f.name != "keys")
+
+
+class Evidence:
+    """One window of one store, optionally of one service ('' is all)."""
+
+    def __init__(self, store: Store, window: Window, service: str = "") -> None:
+        """Nothing is read yet."""
+        self.store = store
+        self.window = window
+        self.service = service
+        self._params: dict[str, int | str | list[int]] = {
+            "from_ns": window.from_ns,
+            "to_ns": window.to_ns,
+            "service": service,
+        }
+
+    def census(self) -> dict[str, Counts]:
+        """Counts by kernel name; launches of graphs under GRAPHS. Raises StoreError."""
+        rows = self.store.query("census", self._params).to_pylist()
+        counts: dict[str, Counts] = {}
+        for row in rows:
+            graph = row["kind"] == "graph_launch"
+            name = GRAPHS if graph else row["kernel_name"] or UNNAMED
+            counts[name] = Counts((row["kernel_key"],), *(row[name] for name in _FIELDS))
+        return counts
+
+    def kernels(self) -> list[dict[str, Any]]:
+        """Launches, average and p99 of each kernel, host side and device side, in ns. Raises StoreError."""
+        rows: list[dict[str, Any]] = self.store.query("kernels_between", self._params).to_pylist()
+        return [row | {"kernel_name": row["kernel_name"] or UNNAMED} for row in rows]
+
+    def recording(self) -> Recording:
+        """Losses and coverage.
+
+        Stretches that overlap the window count whole, on both sides of the ratio: an agent does not know where in
+        a stretch a loss fell. Raises StoreError.
+        """
+        health = self.store.query("health", self._params)
+        if not health.num_rows:
+            return Recording()
+        stretches: dict[str, list[tuple[int, int]]] = {}
+        columns = (health[name].to_pylist() for name in ("host", "from_ns", "to_ns"))
+        for host, start, end in zip(*columns, strict=True):
+            stretches.setdefault(host, []).append((start, end))
+        everything = [stretch for host in stretches.values() for stretch in host]
+        whole = {"from_ns": min(s for s, _ in everything), "to_ns": max(e for _, e in everything)}
+        rows = self.store.query("event_counts", self._params | whole).to_pylist()
+        kept = {row["kind"]: row["events"] for row in rows}
+        lost = {name: int(np.sum(health[f"lost_{name}"].to_numpy())) for name in ("launches", "syncs", "other")}
+        received = sum(count for kind, count in kept.items() if kind != "sync")
+        length = self.window.length_ns
+        return Recording(
+            lost=sum(lost.values()),
+            lost_launches=_share(lost["launches"], received),
+            lost_syncs=_share(lost["syncs"], kept.get("sync", 0)),
+            coverage=covered_ns(self.window, everything) / length,
+            hosts={host: covered_ns(self.window, its) / length for host, its in sorted(stretches.items())},
+        )
+
+    def samples(self, metric: Metric, keys: Mapping[int, int], isolated: bool = False) -> dict[int, Sample]:
+        """The values of `metric` of the kernels in `keys` (kernel_key -> index), by index.
+
+        Two keys with one index are one kernel. Raises StoreError.
+        """
+        if not keys:
+            return {}
+        buckets, width = self.window.buckets()
+        params = self._params | {"bucket_ns": width, "keys": sorted(keys)}
+        if metric in ("completion", "graph"):
+            params["batch_max"] = 1 if isolated else 0
+        table = self.store.query(_QUERIES[metric], params)
+        ordered = np.array(sorted(keys), dtype=np.uint64)
+        index = np.array([keys[int(key)] for key in ordered], dtype=np.int32)
+        codes = index[np.searchsorted(ordered, table["kernel_key"].to_numpy())]
+        values = table["value"].to_numpy().astype(np.int64, copy=False)
+        bucket = table["bucket"].to_numpy().astype(np.int32, copy=False)
+        del table
+        order = np.argsort(codes, kind="stable")
+        present, starts = np.unique(codes[order], return_index=True)
+        pieces = np.split(order, starts[1:])
+        return {
+            int(code): Sample(values[piece], bucket[piece], buckets)
+            for code, piece in zip(present, pieces, strict=True)
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """From when to when a store holds anything, Unix ns."""
+
+    from_ns: int
+    to_ns: int
+
+
+def extent(store: Store, service: str = "") -> Extent | None:
+    """The stretch from the first to the last recorded call or execution; that of the agents if there is none.
+
+    None where the store is empty. Raises StoreError.
+    """
+    rows = {row["source"]: row for row in store.query("extent", {"service": service}).to_pylist()}
+    events = [row for source, row in rows.items() if source != "agent_health" and row["rows"]]
+    if events:
+        return Extent(min(r["first_ns"] for r in events), max(r["last_ns"] for r in events) + 1)
+    health = rows["agent_health"]
+    return Extent(health["first_ns"], health["last_ns"]) if health["rows"] else None
+
+
+def whole_window(store: Store, service: str = "") -> Window:
+    """The capture's whole recorded stretch. Raises KdiffError where nothing was recorded."""
+    found = extent(store, service)
+    if found is None or found.to_ns <= found.from_ns:
+        raise KdiffError(holdings(store, service))
+    return Window(found.from_ns, found.to_ns)
+
+
+def holdings(store: Store, service: str = "") -> str:
+    """One sentence on what the store holds, for a user who asked for something else. Raises StoreError."""
+    known = [row["service"] for row in store.query("services").to_pylist()]
+    if service and service not in known:
+        names = ", ".join(name for name in known[:8] if name) or "none"
+        return f"the store {store.name} holds no launches of the service {service} (services: {names})"
+    found = extent(store, service)
+    if found is None:
+        return f"the store {store.name} is empty: wait for the agent's next flush, or name another with --store"
+    return f"the store {store.name} holds {utc_short(found.from_ns)}..{utc_short(found.to_ns)}"
+
+
+def _share(lost: int, received: int) -> float:
+    return lost / (lost + received) if lost else 0.0

@@ -1,0 +1,95 @@
+"""`kdiff kernels`: what ran in a window, how long it took, and how much of it was lost."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from kdiff.analysis import output_text as text
+from kdiff.analysis.evidence import Evidence, Recording
+from kdiff.analysis.window import Window, length_text, utc, utc_short
+from kdiff.queries.printable import cells
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The rows of queries/sql/kernels_between.sql and how well their window was recorded."""
+
+    store: str
+    window: Window
+    recording: Recording
+    rows: list[dict[str, Any]]
+    warnings: list[str]
+
+
+def read(evidence: Evidence) -> Listing:
+    """Read the kernels of a window. Raises StoreError."""
+    rows = evidence.kernels()
+    recording = evidence.recording()
+    warnings = []
+    if not recording.hosts:
+        warnings.append("no agent's account covers the window: what was lost is not known")
+    return Listing(evidence.store.name, evidence.window, recording, rows, warnings)
+
+
+def as_json(found: Listing) -> str:
+    """One object: `kernels` holds a row a kernel; times in nanoseconds, null where nothing was timed."""
+    document = {
+        "schema": "kdiff-kernels/1",
+        "store": found.store,
+        "from": utc(found.window.from_ns),
+        "to": utc(found.window.to_ns),
+        "lost": found.recording.lost,
+        "loss": found.recording.loss(with_syncs=True),
+        "coverage": found.recording.coverage,
+        "kernels": [{key: _finite(value) for key, value in row.items()} for row in found.rows],
+    }
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def as_table(found: Listing, width: int) -> str:
+    """A line a kernel, the longest running first; the columns that the width has room for."""
+    loss = found.recording.loss(with_syncs=True)
+    lines = [
+        found.store,
+        f"{utc_short(found.window.from_ns)} .. {utc_short(found.window.to_ns)} ({length_text(found.window.length_ns)})",
+        f"{sum(r['launches'] for r in found.rows):,} launches of {len(found.rows)} kernels, "
+        + ("loss not known" if loss is None else f"lost {found.recording.lost:,} ({100 * loss:.2g}%)")
+        + f", recorded {100 * found.recording.coverage:.0f}%",
+    ]
+    if not found.rows:
+        return "\n".join([*lines, "no kernel ran"]) + "\n"
+    columns: list[tuple[str, list[str]]] = [("launches", [f"{r['launches']:,}" for r in found.rows])]
+    if any(r["executions"] for r in found.rows):
+        columns += [
+            ("device avg", [text.duration(r["device_avg_ns"]) for r in found.rows]),
+            ("device p99", [text.duration(r["device_p99_ns"]) for r in found.rows]),
+        ]
+    if any(r["completions"] for r in found.rows):
+        columns += [
+            ("compl. avg", [text.duration(r["completion_avg_ns"]) for r in found.rows]),
+            ("compl. p99", [text.duration(r["completion_p99_ns"]) for r in found.rows]),
+        ]
+    columns.append(("last seen", [utc(r["last_ns"])[11:19] for r in found.rows]))
+    widths = [max(len(title), *(len(v) for v in values)) for title, values in columns]
+    while sum(widths) + len(widths) + 16 > max(width, 40) and len(widths) > 1:
+        widths.pop()
+        columns.pop()
+    names = [r["kernel_name"] for r in found.rows]
+    room = max(max(width, 40) - sum(widths) - len(widths), 12)
+    short = text.short_names(names, room)
+    room = min(room, max(6, *(cells(s) for s in short.values())))
+
+    def line(name: str, values: list[str]) -> str:
+        padded = name + " " * (room - cells(name))
+        return " ".join([padded, *(v.rjust(w) for v, w in zip(values, widths, strict=True))])
+
+    lines += ["", line("kernel", [title for title, _ in columns])]
+    lines += [line(short[name], [values[i] for _, values in columns]) for i, name in enumerate(names)]
+    return "\n".join(lines) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,92 @@
+"""What each kernel is judged by: the best measure that both windows have, or the one that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from kdiff.analysis.evidence import GRAPHS, Evidence, Metric
+from kdiff.analysis.interval import Sample
+from kdiff.analysis.pairing import Pair
+
+MetricChoice = Literal["auto", "device", "completion", "launch", "graph"]
+
+NO_DEVICE_TIME: Final = "Device time not recorded"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a kernel is judged by. `why` says why it cannot be, and then no verdict but INCONCLUSIVE is given."""
+
+    pair: Pair
+    metric: Metric | None
+    isolated: bool = False
+    why: str = ""
+
+
+Samples = dict[int, tuple[Sample | None, Sample | None]]
+
+
+def choose(pairs: Sequence[Pair], metric: MetricChoice) -> list[Plan]:
+    """One plan a pair, in order; pairs that `metric` does not concern are left out."""
+    device_seen = all(any(getattr(p, side).executions for p in pairs) for side in ("before", "after"))
+    plans = []
+    for pair in pairs:
+        if pair.kernel == GRAPHS:
+            if metric == "graph" or (metric == "auto" and not device_seen):
+                plans.append(_plan(pair, "graph", isolated=metric == "auto"))
+        elif metric == "auto":
+            plans.append(_best(pair))
+        elif metric != "graph":
+            plans.append(_plan(pair, metric, isolated=False))
+    return plans
+
+
+def _best(pair: Pair) -> Plan:
+    """The best measure that both windows have, or that the only window has."""
+    sides = [c for c, present in ((pair.before, pair.in_before), (pair.after, pair.in_after)) if present]
+    if all(c.executions for c in sides):
+        return Plan(pair, "device")
+    if len(sides) == 1:
+        metric: Metric = "completion" if sides[0].completions else "launch"
+        return Plan(pair, metric if sides[0].available(metric, isolated=False) else None)
+    return _plan(pair, "completion", isolated=True)
+
+
+def _plan(pair: Pair, metric: Metric, isolated: bool) -> Plan:
+    missing = [
+        side
+        for side, counts, present in (
+            ("before", pair.before, pair.in_before),
+            ("after", pair.after, pair.in_after),
+        )
+        if present and not counts.available(metric, isolated)
+    ]
+    if not missing:
+        return Plan(pair, metric, isolated)
+    where = f"in the {missing[0]} window" if len(missing) == 1 else "in either window"
+    if not (pair.in_before and pair.in_after):
+        return Plan(pair, None)
+    if metric == "device":
+        return Plan(pair, None, why=f"{NO_DEVICE_TIME} {where}.")
+    if isolated:
+        ran = "graph launch" if metric == "graph" else "launch"
+        return Plan(pair, None, why=f"{NO_DEVICE_TIME}, and no {ran} {where} was alone between two syncs to bound it.")
+    what = {"launch": "time in the host call", "completion": "completion", "graph": "completion of a graph"}
+    return Plan(pair, None, why=f"No {what[metric]} is known {where}.")
+
+
+def gather(before: Evidence, after: Evidence, plans: Sequence[Plan]) -> Samples:
+    """The samples of every plan by its index: one read for each window and measure."""
+    found: dict[str, dict[int, Sample]] = {"before": {}, "after": {}}
+    for side, evidence in (("before", before), ("after", after)):
+        for metric, isolated in sorted({(p.metric, p.isolated) for p in plans if p.metric}):
+            keys = {
+                key: index
+                for index, plan in enumerate(plans)
+                if (plan.metric, plan.isolated) == (metric, isolated)
+                for key in getattr(plan.pair, side).keys
+            }
+            found[side] |= evidence.samples(metric, keys, isolated)
+    return {i: (found["before"].get(i), found["after"].get(i)) for i in range(len(plans))}

@@ -1,0 +1,87 @@
+"""JSON, schema kdiff/1: docs/json.md. Only additions within one schema version; never NaN or Infinity."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, Final
+
+from kdiff.analysis.quantiles import Quantiles
+from kdiff.analysis.report import KernelReport, Report, WindowReport
+from kdiff.analysis.window import utc
+
+SCHEMA: Final = "kdiff/1"
+
+
+def render(report: Report, width: int = 0, colour: bool = False) -> str:
+    """The report as one JSON object, keys in a fixed order."""
+    return json.dumps(document(report), indent=2, allow_nan=False, ensure_ascii=True) + "\n"
+
+
+def document(report: Report) -> dict[str, Any]:
+    """The report as plain values."""
+    return {
+        "schema": SCHEMA,
+        "verdict": report.verdict.value,
+        "exit_code": report.exit_code,
+        "cause": report.cause,
+        "metric": report.metric,
+        "quantile": report.quantile,
+        "tolerance": report.tolerance,
+        "before": _window(report.before),
+        "after": _window(report.after),
+        "summary": report.summary(),
+        "kernels": [_kernel(kernel) for kernel in report.kernels],
+        "rare": [{"kernel": k.kernel, "n_before": k.n_before, "n_after": k.n_after} for k in report.rare],
+        "notes": list(report.notes),
+        "warnings": list(report.warnings),
+    }
+
+
+def _window(report: WindowReport) -> dict[str, Any]:
+    return {
+        "from": utc(report.window.from_ns),
+        "to": utc(report.window.to_ns),
+        "from_ns": report.window.from_ns,
+        "to_ns": report.window.to_ns,
+        "store": report.store,
+        "launches": report.launches,
+        "executions": report.executions,
+        "failed": report.failed,
+        "captured": report.captured,
+        "unresolved": report.unresolved,
+        "lost": report.lost,
+        "loss": _number(report.loss),
+        "coverage": _number(report.coverage),
+        "buckets": report.buckets,
+        "bucket_ns": report.bucket_ns,
+    }
+
+
+def _kernel(kernel: KernelReport) -> dict[str, Any]:
+    return {
+        "kernel": kernel.kernel,
+        "verdict": kernel.verdict.value,
+        "metric": kernel.metric,
+        "n_before": kernel.n_before,
+        "n_after": kernel.n_after,
+        **_quantiles("before", kernel.quantiles_before),
+        **_quantiles("after", kernel.quantiles_after),
+        "value_before": kernel.value_before,
+        "value_after": kernel.value_after,
+        "ratio": _number(kernel.ratio),
+        "ci": None if kernel.ci is None else [_number(limit) for limit in kernel.ci],
+        "p_regressed": _number(kernel.p_regressed),
+        "margin": _number(kernel.margin),
+        "mix_effect": None,
+        "reasons": list(kernel.reasons),
+    }
+
+
+def _quantiles(side: str, quantiles: Quantiles | None) -> dict[str, int | None]:
+    names = ("p50", "p90", "p99", "p999")
+    return {f"{name}_{side}": None if quantiles is None else getattr(quantiles, name) for name in names}
+
+
+def _number(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,48 @@
+"""Markdown for a pull request or $GITHUB_STEP_SUMMARY."""
+
+from __future__ import annotations
+
+import re
+
+from kdiff.analysis import output_text as text
+from kdiff.analysis.report import Report, quantile_name
+from kdiff.queries.printable import printable
+
+_NAME = 100
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~&$@])")
+
+
+def render(report: Report, width: int = 0, colour: bool = False) -> str:
+    """The verdict, both windows, a table of the kernels and the reasons."""
+    named = quantile_name(report.quantile)
+    lines = [f"### kdiff: {_escape(text.headline(report))}", ""]
+    for name, window in (("before", report.before), ("after", report.after)):
+        lines.append(f"- **{name}** {text.window_line(window)}: {text.window_facts(window)}")
+    lines += [f"- **judged** {text.judged_line(report)}", ""]
+    if report.kernels:
+        lines += [
+            f"| kernel | verdict | {named} before | {named} after | change | interval | launches | metric |",
+            "|---|---|--:|--:|--:|---|--:|---|",
+        ]
+        names = text.short_names([k.kernel for k in report.kernels], _NAME)
+        lines += [
+            f"| {_escape(names[k.kernel])} | {k.verdict.value} | {text.duration(k.value_before)} | "
+            f"{text.duration(k.value_after)} | {text.change(k.ratio)} | {text.interval(k.ci)} | "
+            f"{text.count(k.n_before)} / {text.count(k.n_after)} | {k.metric} |"
+            for k in report.kernels
+        ]
+        lines.append("")
+        lines += [
+            f"- {_escape(names[k.kernel])}: {_escape(printable(reason))}"
+            for k in report.kernels
+            for reason in k.reasons
+            if reason not in report.notes
+        ]
+    lines += [f"- {_escape(printable(note))}" for note in report.notes]
+    lines += [f"- {_escape(rare)}" for rare in [text.rare_line(report, 400)] if rare]
+    lines += [f"- warning: {_escape(printable(warning))}" for warning in report.warnings]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _escape(value: str) -> str:
+    return _SPECIAL.sub(r"\\\1", value)

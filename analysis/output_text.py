@@ -1,0 +1,164 @@
+"""Wording that the formats for people share: times, changes, names and the verdict in one line."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+
+from kdiff.analysis.report import KernelReport, Report, WindowReport, quantile_name
+from kdiff.analysis.verdict import Verdict
+from kdiff.analysis.window import length_text, utc_short
+from kdiff.queries.printable import cells, printable, shorten
+
+_HEAD_SHARES = (0.4, 0.65, 0.2, 0.85)
+_UNDECIDED = (Verdict.INCONCLUSIVE, Verdict.NOT_ENOUGH_DATA)
+
+
+def duration(ns: float | None) -> str:
+    """Three digits and a unit: 2.66 us, 80.0 us, 1.02 ms."""
+    if ns is None:
+        return "-"
+    if ns < 1_000:
+        return f"{ns:.0f} ns"
+    for size, unit in ((1e3, "us"), (1e6, "ms"), (1e9, "s")):
+        value = ns / size
+        # 999.96 would round up to the next unit's 1000.
+        if value < 999.5 or unit == "s":
+            return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
+    raise AssertionError
+
+
+def change(ratio: float | None) -> str:
+    """+24.3%, or x12.5 where a percentage would no longer be read; - where there is none."""
+    if ratio is None or math.isnan(ratio):
+        return "-"
+    if math.isinf(ratio):
+        return "+inf"
+    return f"x{ratio:.1f}" if ratio >= 10 else f"{100 * (ratio - 1):+.1f}%"
+
+
+def interval(ci: tuple[float, float] | None) -> str:
+    """[+22.1%, +26.9%]."""
+    return "-" if ci is None else f"[{change(ci[0])}, {change(ci[1])}]"
+
+
+def count(number: int) -> str:
+    """950, 60.1k, 2.40M: four or five characters."""
+    if number < 10_000:
+        return str(number)
+    for size, unit in ((1e3, "k"), (1e6, "M"), (1e9, "G")):
+        value = number / size
+        if value < 999.5 or unit == "G":
+            return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}{unit}"
+    raise AssertionError
+
+
+def short_names(names: list[str], width: int) -> dict[str, str]:
+    """Each name in at most `width` cells, no two alike: cut in the middle, elsewhere where that makes them alike."""
+    shown: dict[str, str] = {}
+    for head_share in _HEAD_SHARES:
+        for name in names:
+            if name not in shown:
+                shown[name] = _compact(name, width, head_share)
+        alike = Counter(shown.values())
+        shown = {name: text for name, text in shown.items() if alike[text] == 1}
+    taken = set(shown.values())
+    for number, name in enumerate((n for n in names if n not in shown), start=1):
+        text, mark = _compact(name, width, _HEAD_SHARES[0]), f"~{number}"
+        text = shorten(text, max(width - len(mark), 1)) + mark
+        shown[name] = text if text not in taken else mark
+        taken.add(text)
+    return shown
+
+
+def headline(report: Report, width: int = 200) -> str:
+    """The verdict and what it rests on, in one line; a kernel's name is shortened to keep it below `width`."""
+    named = quantile_name(report.quantile)
+    if report.verdict is Verdict.REGRESSED:
+        worst = next(k for k in report.kernels if k.verdict is Verdict.REGRESSED)
+        others = sum(k.verdict is Verdict.REGRESSED for k in report.kernels) - 1
+        facts = (
+            f" {named} {change(worst.ratio)} {interval(worst.ci)} ({worst.metric}), "
+            f"{duration(worst.value_before)} -> {duration(worst.value_after)}"
+        )
+        facts += f", and {others} more" if others else ""
+        return _with_name("REGRESSED: ", worst.kernel, facts, width)
+    compared = [k for k in report.kernels if k.verdict not in (Verdict.NEW, Verdict.GONE)]
+    if report.verdict is Verdict.PASS:
+        metrics = " and ".join(sorted({k.metric for k in compared}))
+        noun = "kernel" if len(compared) == 1 else "kernels"
+        return f"PASS: {len(compared)} {noun}, none over +{100 * report.tolerance:g}% at {named} ({metrics})"
+    if report.cause:
+        return f"{report.word}: {printable(report.cause)}"
+    undecided = [k for k in compared if k.verdict in _UNDECIDED]
+    reason = undecided[0].reasons[0].rstrip(".") if undecided and undecided[0].reasons else "see above"
+    start = f"{report.word}: {len(undecided)} of {len(compared)} kernels, first "
+    facts = f" ({printable(reason)})"
+    line = _with_name(start, undecided[0].kernel if undecided else "", facts, width)
+    return line if cells(line) <= width else _with_name(start, undecided[0].kernel, "", width)
+
+
+def window_line(window: WindowReport) -> str:
+    """The window in full, in UTC."""
+    bounds = window.window
+    return f"{utc_short(bounds.from_ns)} .. {utc_short(bounds.to_ns)} ({length_text(bounds.length_ns)})"
+
+
+def window_facts(window: WindowReport) -> str:
+    """What was recorded in a window."""
+    parts = [f"{window.launches:,} launches"]
+    if window.executions:
+        parts.append(f"{window.executions:,} timed on the device")
+    parts.append("loss not known" if window.loss is None else f"loss {100 * window.loss:.2g}%")
+    parts.append(f"recorded {100 * window.coverage:.0f}%")
+    return ", ".join(parts)
+
+
+def judged_line(report: Report) -> str:
+    """What is judged, how strictly, and how the windows are cut."""
+    cuts = [f"{w.buckets} x {length_text(w.bucket_ns)}" for w in (report.before, report.after)]
+    cut = cuts[0] if cuts[0] == cuts[1] else " and ".join(cuts)
+    return f"{quantile_name(report.quantile)} of {report.metric}, tolerance {100 * report.tolerance:g}%, cut into {cut}"
+
+
+def rare_line(report: Report, width: int) -> str:
+    """The kernels that are too rare to judge; '' if there are none."""
+    if not report.rare:
+        return ""
+    names = short_names([k.kernel for k in report.rare], 40)
+    items = [f"{names[k.kernel]} ({count(k.n_before)}/{count(k.n_after)})" for k in report.rare]
+    text = f"Rare, not judged ({len(items)}): "
+    fitting: list[str] = []
+    for item in items:
+        if cells(text + ", ".join([*fitting, item])) > width - 12:
+            break
+        fitting.append(item)
+    more = len(items) - len(fitting)
+    return text + ", ".join(fitting) + (f" and {more} more" if fitting and more else f"{more} kernels" if more else "")
+
+
+def is_undecided(kernel: KernelReport) -> bool:
+    """Whether the kernel's verdict leaves the run undecided."""
+    return kernel.verdict in _UNDECIDED
+
+
+def _with_name(start: str, name: str, facts: str, width: int) -> str:
+    room = max(width - cells(start) - cells(facts), 12)
+    return start + short_names([name], room)[name] + facts
+
+
+def _compact(name: str, width: int, head_share: float) -> str:
+    """Drop what tells nothing apart (return type, argument list, anonymous namespaces) before cutting."""
+    text = whole = printable(name)
+    if cells(text) <= width:
+        return text
+    text = re.sub(r"^(?:static )?void ", "", text.replace("(anonymous namespace)::", ""))
+    if text.endswith(")"):
+        depth = 0
+        for i in range(len(text) - 1, 0, -1):
+            depth += {")": 1, "(": -1}.get(text[i], 0)
+            if depth == 0:
+                text = text[:i]
+                break
+    return shorten(text or whole, width, head_share)

@@ -1,0 +1,138 @@
+"""Which kernel of the before window is compared with which of the after window, and which are too rare to judge."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+from kdiff.analysis.evidence import GRAPHS, Counts
+from kdiff.queries.errors import KdiffError
+from kdiff.queries.printable import printable, shorten
+
+RARE_DEVICE_SHARE: Final = 0.01
+"""A kernel with this share of the time on the device is never rare, however few its launches."""
+
+NONE: Final = Counts()
+
+
+class PairingError(KdiffError):
+    """A --map or --kernel that names nothing that ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One kernel in both windows; a side where it did not run has no launches."""
+
+    kernel: str
+    before: Counts
+    after: Counts
+
+    @property
+    def in_before(self) -> bool:
+        """Whether it was launched, or ran, in the before window."""
+        return bool(self.before.launches or self.before.executions)
+
+    @property
+    def in_after(self) -> bool:
+        """Whether it was launched, or ran, in the after window."""
+        return bool(self.after.launches or self.after.executions)
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """The pairs to judge, those too rare, and warnings, one sentence each."""
+
+    judged: tuple[Pair, ...]
+    rare: tuple[Pair, ...]
+    warnings: tuple[str, ...]
+
+
+def pair_kernels(
+    before: Mapping[str, Counts],
+    after: Mapping[str, Counts],
+    renames: Sequence[str] = (),
+    patterns: Sequence[str] = (),
+    min_share: float = 0.001,
+    min_launches: int = 2_000,
+) -> Pairing:
+    """Pair by exact name, after `renames` ("old=new", each read in the before window).
+
+    A kernel is rare, and not judged, if in each window it has fewer than `min_launches` launches and less than
+    `min_share` of all of them, and less than 1% of the time on the device. A kernel that the user names, in
+    `renames` or through `patterns`, is never rare. Raises PairingError.
+    """
+    mapping = dict(read_rename(text, before, after) for text in renames)
+    warnings = []
+    renamed: dict[str, Counts] = {}
+    for name, counts in before.items():
+        target = mapping.get(name, name)
+        renamed[target] = renamed[target] + counts if target in renamed else counts
+    kept = dict(after)
+    for old in mapping:
+        if old in kept and old not in mapping.values():
+            left = kept.pop(old)
+            warnings.append(f"{show(old)} still ran in the after window ({left.ran:,} launches): these are left out")
+    pairs = [Pair(n, renamed.get(n, NONE), kept.get(n, NONE)) for n in sorted(renamed.keys() | kept.keys())]
+    if patterns:
+        chosen = [p for p in pairs if p.kernel != GRAPHS and _matches(p.kernel, patterns)]
+        if pairs and not chosen:
+            names = _examples(p.kernel for p in pairs)
+            raise PairingError(f"no kernel matches {' or '.join(map(show, patterns))}: these ran: {names}")
+        return Pairing(tuple(chosen), (), tuple(warnings))
+    named = set(mapping.values())
+    rare = {p.kernel for p in pairs if p.kernel not in named and _rare(p, pairs, min_share, min_launches)}
+    return Pairing(
+        judged=tuple(p for p in pairs if p.kernel not in rare),
+        rare=tuple(p for p in pairs if p.kernel in rare),
+        warnings=tuple(warnings),
+    )
+
+
+def read_rename(text: str, before: Mapping[str, Counts], after: Mapping[str, Counts]) -> tuple[str, str]:
+    """(old, new) of "old=new"; kernel names may hold "=" too, so the split that names two kernels is meant.
+
+    Raises PairingError.
+    """
+    splits = [(text[:i].strip(), text[i + 1 :].strip()) for i, c in enumerate(text) if c == "="]
+    splits = [(old, new) for old, new in splits if old and new]
+    if not splits:
+        raise PairingError(f"--map {show(text)}: write old=new, two kernel names")
+    for old, new in splits:
+        if old in before and new in after:
+            return old, new
+    old, new = splits[0]
+    for name, side, names in ((old, "before", before), (new, "after", after)):
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=3, cutoff=0.3) or sorted(names)[:3]
+            hint = f": did you mean {' or '.join(show(n) for n in near)}?" if near else ""
+            raise PairingError(f"--map: no kernel named {show(name)} ran in the {side} window{hint}")
+    raise PairingError(f"--map {show(text)}: write old=new, two kernel names")
+
+
+def show(name: str) -> str:
+    """A name from outside, fit to print inside a sentence."""
+    return f"'{shorten(printable(name), 80)}'"
+
+
+def _rare(pair: Pair, pairs: Sequence[Pair], min_share: float, min_launches: int) -> bool:
+    for side in ("before", "after"):
+        own: Counts = getattr(pair, side)
+        everything: list[Counts] = [getattr(p, side) for p in pairs]
+        if own.ran >= min_launches or own.ran > min_share * sum(c.ran for c in everything):
+            return False
+        if own.device_ns > RARE_DEVICE_SHARE * sum(c.device_ns for c in everything):
+            return False
+    return True
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(pattern in name or fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _examples(names: Iterable[str]) -> str:
+    some = sorted(names)
+    more = f" and {len(some) - 3} more" if len(some) > 3 else ""
+    return ", ".join(show(name) for name in some[:3]) + more

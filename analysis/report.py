@@ -1,0 +1,113 @@
+"""What a comparison found, as plain data: the output formats read this and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kdiff.analysis.quantiles import Quantiles
+from kdiff.analysis.verdict import Verdict
+from kdiff.analysis.window import Window
+
+EXIT_OK = 0
+EXIT_REGRESSED = 1
+EXIT_ERROR = 2
+EXIT_UNDECIDED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class WindowReport:
+    """One window and how well it was recorded.
+
+    Attributes:
+        store: the capture it was read from, fit to print.
+        launches: launches of kernels and graphs by the host, all of them.
+        executions: kernel runs that the device timed.
+        failed, captured, unresolved: launches left out, or judged with a reason; see docs/guide-kdiff.md.
+        lost: launches, syncs and other events that agents counted as lost in stretches that overlap the window.
+        loss: the share that is held against --max-loss; None where no agent recorded.
+        coverage: the share of the window in which an agent recorded.
+        buckets, bucket_ns: the equal stretches it is cut into.
+    """
+
+    window: Window
+    store: str
+    launches: int
+    executions: int
+    failed: int
+    captured: int
+    unresolved: int
+    lost: int
+    loss: float | None
+    coverage: float
+    buckets: int
+    bucket_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """One kernel. Times in nanoseconds; n_* count the values judged; value_* is the judged quantile."""
+
+    kernel: str
+    verdict: Verdict
+    metric: str
+    n_before: int
+    n_after: int
+    quantiles_before: Quantiles | None
+    quantiles_after: Quantiles | None
+    value_before: int | None
+    value_after: int | None
+    ratio: float | None
+    ci: tuple[float, float] | None
+    p_regressed: float | None
+    margin: float
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RareKernel:
+    """A kernel with too few launches to be judged and too few to matter."""
+
+    kernel: str
+    n_before: int
+    n_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A comparison.
+
+    Attributes:
+        cause: why the run as a whole is undecided, where no kernel's verdict says it; '' otherwise.
+        metric: what was judged; "mixed" where not all kernels have the same, "none" where nothing was judged.
+        notes: what the reader must know to read the verdict, one sentence each.
+        warnings: what may be wrong with the data, one sentence each.
+    """
+
+    verdict: Verdict
+    exit_code: int
+    cause: str
+    tolerance: float
+    quantile: float
+    metric: str
+    before: WindowReport
+    after: WindowReport
+    kernels: tuple[KernelReport, ...]
+    rare: tuple[RareKernel, ...] = ()
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def word(self) -> str:
+        """REGRESSED, PASS or UNDECIDED: what a gate is told."""
+        if self.verdict in (Verdict.REGRESSED, Verdict.PASS):
+            return self.verdict.value
+        return "UNDECIDED"
+
+    def summary(self) -> dict[str, int]:
+        """Kernels by verdict, every verdict named."""
+        return {verdict.value: sum(k.verdict is verdict for k in self.kernels) for verdict in Verdict}
+
+
+def quantile_name(quantile: float) -> str:
+    """p50, p99, p99.9."""
+    return f"p{100 * quantile:g}"

@@ -1,0 +1,97 @@
+"""A stretch of time, how it is cut into buckets, and how times, lengths and shares read on paper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+NS: Final = 1_000_000_000
+MINUTE_NS: Final = 60 * NS
+MIN_BUCKETS: Final = 30
+SHORT_BUCKETS: Final = 40
+_UNITS: Final = ((86_400 * NS, "d"), (3_600 * NS, "h"), (60 * NS, "m"), (NS, "s"))
+_MAX_NS: Final = 253_402_300_799 * NS  # the last second that a calendar date can name
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """[from_ns, to_ns) in Unix nanoseconds; never empty.
+
+    Raises ValueError where to_ns <= from_ns.
+    """
+
+    from_ns: int
+    to_ns: int
+
+    def __post_init__(self) -> None:
+        if self.to_ns <= self.from_ns:
+            raise ValueError("a window ends after it starts")
+
+    @property
+    def length_ns(self) -> int:
+        """The length in nanoseconds."""
+        return self.to_ns - self.from_ns
+
+    def overlap_ns(self, other: Window) -> int:
+        """The time common to both, in nanoseconds."""
+        return max(0, min(self.to_ns, other.to_ns) - max(self.from_ns, other.from_ns))
+
+    def buckets(self) -> tuple[int, int]:
+        """(count, width in ns) of the equal stretches that tile the window: a minute each, or 40 if it is short.
+
+        The statistics need 30 stretches, so a window below half an hour is cut finer. The width is rounded up to
+        whole nanoseconds, so that (t - from_ns) // width < count for every t in the window.
+        """
+        minutes = self.length_ns // MINUTE_NS
+        count = minutes if minutes >= MIN_BUCKETS else min(SHORT_BUCKETS, self.length_ns)
+        return count, -(-self.length_ns // count)
+
+    def __str__(self) -> str:
+        return f"{utc(self.from_ns)}..{utc(self.to_ns)}"
+
+
+def covered_ns(window: Window, stretches: list[tuple[int, int]]) -> int:
+    """How much of `window` the union of `stretches` (from, to in Unix ns) covers, in nanoseconds."""
+    total, reached = 0, window.from_ns
+    for start, end in sorted(stretches):
+        start, end = max(start, reached), min(end, window.to_ns)
+        if end > start:
+            total += end - start
+            reached = end
+    return total
+
+
+def utc(time_ns: int) -> str:
+    """ISO 8601 in UTC, exact: 2026-11-27T10:00:00Z, with as many digits of the second as it has."""
+    if not 0 <= time_ns <= _MAX_NS:
+        return f"{time_ns} ns"
+    seconds, rest = divmod(time_ns, NS)
+    text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{text}.{rest:09d}".rstrip("0") + "Z" if rest else f"{text}Z"
+
+
+def utc_short(time_ns: int) -> str:
+    """The same to the millisecond, for people."""
+    return utc(time_ns // 1_000_000 * 1_000_000)
+
+
+def length_text(length_ns: int) -> str:
+    """15m, 1h30m, 22.5s, 1d2h, 500ms; at most two units."""
+    if length_ns < NS:
+        size, unit = next((s, u) for s, u in ((1_000_000, "ms"), (1_000, "us"), (1, "ns")) if length_ns >= s or s == 1)
+        return f"{length_ns / size:.3g}{unit}"
+    parts: list[str] = []
+    rest = length_ns
+    for size, unit in _UNITS:
+        if unit == "s" and (rest or not parts) and len(parts) < 2:
+            seconds = f"{rest / NS:.3g}" if rest < 100 * NS else f"{rest // NS}"
+            if seconds != "0" or not parts:
+                parts.append(f"{seconds}s")
+            break
+        count, rest = divmod(rest, size)
+        if count:
+            parts.append(f"{count}{unit}")
+        if len(parts) == 2:
+            break
+    return "".join(parts)
