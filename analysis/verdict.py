@@ -30,6 +30,8 @@ MIN_EVEN_BUCKETS = 20.0
 QUANTA = 2
 """Ticks of the timer that no verdict may rest on: each end of an execution is read to a tick."""
 _FAR = 1000.0
+# Logarithms of integers: a deterministic kernel that is slower by exactly the margin must not depend on rounding.
+_ROUNDING = 1e-9
 
 
 class Verdict(StrEnum):
@@ -82,11 +84,9 @@ class Judgement:
         n_before, n_after: launches in each window.
         quantiles_before, quantiles_after: in ns; None for a window without launches.
         ratio: after / before of the judged quantile, None unless both windows have launches.
-        ci: limits of the ratio at level 1 - 2 alpha_pass (90%): the kernel passes exactly when the upper
-        one is below
+        ci: limits of the ratio at level 1 - 2 alpha_pass (90%): the kernel passes exactly when the upper one is at most
             1 + margin. The upper one may be inf and the lower one 0.
-        p_regressed: one-sided p-value of "the ratio is at most 1 + margin", before the allowance for the
-        number of
+        p_regressed: one-sided p-value of "the ratio is at most 1 + margin", before the allowance for the number of
             kernels; None where no verdict is possible.
         margin: the tolerance, or 2 ticks of the timer if that is more.
         quantum_ns: the tick of the timer seen in the data; 1 if none shows.
@@ -121,14 +121,14 @@ class _Pair:
         return math.log1p(self.margin)
 
     def regressed_at(self, level: float) -> bool:
-        return ratio_interval(self.before, self.after, level).low > self.bar
+        return ratio_interval(self.before, self.after, level).low > self.bar + _ROUNDING
 
     def passes_at(self, level: float) -> bool:
-        return ratio_interval(self.before, self.after, level).high < self.bar
+        return ratio_interval(self.before, self.after, level).high <= self.bar + _ROUNDING
 
     def p_regressed(self) -> float:
         """The smallest level whose interval excludes "at most the margin"; above 1/2 by the upper limit."""
-        if ratio_interval(self.before, self.after, 0.5).log_ratio > self.bar:
+        if self.regressed_at(0.5):
             return _smallest_level(self.regressed_at)
         return 1.0 - _smallest_level(self.passes_at)
 
@@ -204,17 +204,16 @@ def _lack(name: str, estimate: TailEstimate, policy: Policy) -> list[str]:
             f"The {name} window's launches crowd into the equal of {estimate.even:.1f} stretches of time; "
             f"{MIN_EVEN_BUCKETS:g} are needed: take a window of steadier traffic, or shorter stretches."
         ]
-    worst = max(MIN_EFFECTIVE_EXCEEDANCES / (tail * estimate.n_eff), 1.0)
-    bounded = all(
-        math.isfinite(limit)
-        for alpha in (policy.alpha_regressed, policy.alpha_pass)
-        for limit in estimate.limits(alpha)
-    )
-    if worst > 1.0 or not bounded:
-        factor = max(worst, 1.5)
+    limits = [estimate.limits(alpha) for alpha in (policy.alpha_regressed, policy.alpha_pass)]
+    width = max(high - low for low, high in limits)
+    # Where the limits stay within the timer's reach of each other, bursts or not, there is nothing left to learn.
+    if width <= QUANTA * estimate.quantum:
+        return []
+    factor = MIN_EFFECTIVE_EXCEEDANCES / (tail * estimate.n_eff)
+    if factor > 1.0 or not math.isfinite(width):
         return [
             f"The {name} window's slow launches come in bursts, so that its {estimate.n:,} launches tell no more "
-            f"than {estimate.n_eff:,.0f} independent ones: take a window about {factor:.1f} times as long."
+            f"than {estimate.n_eff:,.0f} independent ones: take a window about {max(factor, 1.5):.1f} times as long."
         ]
     return []
 
@@ -231,7 +230,7 @@ def _judged(pair: _Pair, p: float | None, regressed: bool, family: int, policy: 
         reasons += pair.lack
     elif regressed:
         verdict = Verdict.REGRESSED
-    elif high < pair.bar:
+    elif pair.passes_at(policy.alpha_pass):
         # A gain of no more than a tick may be the timer's.
         gain = 1.0 - pair.quantum / max(pair.before.value, pair.quantum)
         verdict = Verdict.IMPROVED if gain > 0.0 and high < math.log(gain) else Verdict.PASS
@@ -263,8 +262,9 @@ def _undecided(pair: _Pair, family: int, policy: Policy) -> str:
     theta, _, high = ratio_interval(pair.before, pair.after, policy.alpha_pass)
     low = ratio_interval(pair.before, pair.after, policy.alpha_regressed).low
     gap = abs(pair.bar - theta)
-    reach = high - theta if theta < pair.bar else theta - low
-    side = "below" if theta < pair.bar else "above"
+    below = theta <= pair.bar + _ROUNDING
+    reach = high - theta if below else theta - low
+    side = "below" if below else "above"
     text = f"The ratio is {side} the margin of {100 * pair.margin:.1f}%, but not by more than its uncertainty"
     factor = (reach / gap) ** 2 if gap > 0.0 and math.isfinite(reach) else math.inf
     if not factor < _FAR:

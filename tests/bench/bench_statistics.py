@@ -59,6 +59,14 @@ def ticks(rng: Rng, n: int, share: float, burst: float, factor: float = 1.0, bas
     return Sample(TICK * (np.int64(round(base * factor)) + extra), bucket, STRETCHES)
 
 
+def bursty(rng: Rng, n: int, share: float, burst: float) -> Sample:
+    """As `ticks`, but without ties, and the slow launches have a long tail."""
+    tied = ticks(rng, n, share, burst)
+    slow = tied.durations_ns > TICK * 64
+    body, tail = 2_000_000 + 40_000 * rng.random(n), 2_100_000 * np.exp(rng.exponential(0.2, n))
+    return Sample(np.where(slow, tail, body).astype(np.int64), tied.bucket, STRETCHES)
+
+
 def verdicts(repetitions: int, pair: Callable[[], tuple[Sample, Sample]]) -> tuple[Counter[Verdict], float]:
     """Verdict counts, and how often the lower 95% limit of the ratio exceeds 1."""
     seen: Counter[Verdict] = Counter()
@@ -143,6 +151,14 @@ def main() -> None:
     head("Few independent launches, no change")
     for n in (200, 600, 1_200, 2_400, 4_800):
         row(f"{n:,} launches, sd 0", reps, lambda n=n: (serving(rng, n, 0.0), serving(rng, n, 0.0)))
+
+    head("Slow launches in bursts, long tail, no change, 20,000 launches")
+    for share, burst in ((0.01, 0.5), (0.01, 1.0), (0.03, 1.0)):
+        row(
+            f"slow share {share:.1%}, bursts {burst}",
+            reps,
+            lambda s=share, b=burst: (bursty(rng, 20_000, s, b), bursty(rng, 20_000, s, b)),
+        )
 
     head("Ticks of 32 ns on a 2,048 ns kernel, 20,000 launches")
     for share, burst in ((0.0, 0.0), (0.009, 0.0), (0.010, 0.0), (0.010, 0.5), (0.010, 1.0), (0.05, 1.0), (0.5, 0.5)):
