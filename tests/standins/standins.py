@@ -31,13 +31,28 @@ import numpy.typing as npt
 HERE = Path(__file__).resolve().parent
 BUILD = HERE / "build"
 
-# Each probed function must begin with `push %rbp`, which kernels emulate; one that begins otherwise is single-stepped.
+# Each probed function must begin with `push %rbp`, which kernels emulate; others are single-stepped, at 20 times
+# the cost.
 # Identical functions must not be folded into one, or a probe on either would count both.
-CFLAGS = (
-    "-std=c11 -D_GNU_SOURCE -O2 -g -fPIC -pthread -fvisibility=hidden -fcf-protection=none "
-    "-fno-omit-frame-pointer -mno-omit-leaf-frame-pointer -fno-optimize-sibling-calls -fno-shrink-wrap "
-    "-fno-schedule-insns2 -fno-ipa-icf -Wall -Wextra -Werror"
-).split()
+CFLAGS = [
+    "-std=c11",
+    "-D_GNU_SOURCE",
+    "-O2",
+    "-g",
+    "-fPIC",
+    "-pthread",
+    "-fvisibility=hidden",
+    "-fcf-protection=none",
+    "-fno-omit-frame-pointer",
+    "-mno-omit-leaf-frame-pointer",
+    "-fno-optimize-sibling-calls",
+    "-fno-shrink-wrap",
+    "-fno-schedule-insns2",
+    "-fno-ipa-icf",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+]
 LDFLAGS = ["-Wl,--build-id=sha1", "-Wl,-z,defs"]
 
 DRIVER_SOURCES = (
@@ -50,7 +65,7 @@ DRIVER_SOURCES = (
     "graphs.c",
 )
 RUNTIME_SOURCES = ("runtime.c", "runtime_calls.c")
-WORKLOAD_SOURCES = ("workload.c", "workload_options.c", "workload_kernels.c")
+WORKLOAD_SOURCES = ("workload.c", "workload_worker.c", "workload_options.c", "workload_kernels.c")
 
 
 @dataclass(frozen=True)
@@ -159,6 +174,8 @@ def _compile(into: Path, extra_cflags: Sequence[str]) -> None:
     program = [*shared, "-pie", "-Wl,-rpath,$ORIGIN", *WORKLOAD_SOURCES]
     _run(*program, "-DRUNTIME_LINKED", "-o", made.workload, made.runtime, "-lm")
     _run(*program, "-DRUNTIME_LINKED", "-o", made.workload_static, made.static_runtime, "-lm")
+    # As nvcc leaves them: in the program the runtime's functions are local symbols.
+    _run("objcopy", "--localize-hidden", made.workload_static)
     _run("strip", "-o", made.workload_static_stripped, made.workload_static)
     _run(*program, "-o", made.workload_dlopen, "-lm")
 
@@ -193,9 +210,7 @@ class Workload:
 
     def run(self, timeout: float = 60) -> dict[str, Any]:
         """Run to the end; the counts that `--print-rate` prints."""
-        done = subprocess.run(
-            self.command, env=self.env, capture_output=True, text=True, timeout=timeout, check=False
-        )
+        done = subprocess.run(self.command, env=self.env, capture_output=True, text=True, timeout=timeout, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"the workload ended with {done.returncode}: {done.stderr.strip()}")
         rate: dict[str, Any] = json.loads(done.stdout)
@@ -203,9 +218,7 @@ class Workload:
 
     def start(self) -> subprocess.Popen[str]:
         """Start and return at once; stdout will hold what `--print-rate` prints."""
-        return subprocess.Popen(
-            self.command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        return subprocess.Popen(self.command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def workload(
@@ -303,7 +316,7 @@ RECORD_DTYPE = np.dtype(
     ]
 )
 
-Records = npt.NDArray[np.void]
+Records = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -318,7 +331,8 @@ class Truth:
 
     def of_kind(self, kind: int) -> Records:
         """The records of one kind."""
-        return self.records[self.records["kind"] == kind]
+        records: Records = self.records[self.records["kind"] == kind]
+        return records
 
     @property
     def launches(self) -> Records:
@@ -340,11 +354,13 @@ class Truth:
         """The kernels that ran on the device, launched one by one or by a graph."""
         kind = self.records["kind"]
         ran = self.records["end_ns"] > 0
-        return self.records[((kind == KIND_LAUNCH) | (kind == KIND_GRAPH_NODE)) & ran]
+        records: Records = self.records[((kind == KIND_LAUNCH) | (kind == KIND_GRAPH_NODE)) & ran]
+        return records
 
     def named(self, records: Records, name: str) -> Records:
         """Those of the records that are of the kernel with this mangled name."""
-        return records[records["kernel"] == self.names.index(name)]
+        named: Records = records[records["kernel"] == self.names.index(name)]
+        return named
 
 
 def load_truth(path: Path) -> Truth:

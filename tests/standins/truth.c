@@ -29,9 +29,10 @@ static size_t name_count, slot_count;
 
 static _Thread_local uint32_t own_tid;
 
-static void forget_tid(void)
+/* CUDA does not work in the child of a process that has started it, and the file is the parent's. */
+static void stop_in_child(void)
 {
-    own_tid = 0;
+    truth_on = false;
 }
 
 static size_t name_hash(const char *name)
@@ -106,7 +107,7 @@ void truth_open(void)
     header->realtime_minus_monotonic_ns =
         (int64_t)real.tv_sec * 1000000000 + real.tv_nsec - (int64_t)monotonic;
     memcpy(header->magic, "KDIFFTR1", sizeof header->magic);
-    pthread_atfork(NULL, NULL, forget_tid);
+    pthread_atfork(NULL, NULL, stop_in_child);
     truth_on = true;
 }
 
@@ -125,7 +126,7 @@ struct truth_record *truth_add(enum truth_kind kind, enum truth_api api)
     record->factor = 1;
     record->kind = (uint8_t)kind;
     record->api = (uint8_t)api;
-    record->pid = (uint32_t)getpid();
+    record->pid = header->pid;
     record->tid = own_tid;
     header->count++;
     return record;
@@ -136,7 +137,7 @@ struct truth_record *truth_add(enum truth_kind kind, enum truth_api api)
 static __attribute__((destructor)) void truth_close(void)
 {
     device_lock();
-    if (truth_on && header->pid == (uint32_t)getpid()) {
+    if (truth_on) {
         truth_on = false;
         off_t bytes = (off_t)(sizeof *header + header->count * sizeof *records);
         if (ftruncate(truth_fd, bytes) != 0)

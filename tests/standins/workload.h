@@ -2,8 +2,11 @@
 #ifndef STANDIN_WORKLOAD_H
 #define STANDIN_WORKLOAD_H
 
+#include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <time.h>
 
 #include "cuda_abi.h"
 
@@ -105,7 +108,7 @@ enum sync_kind { SYNC_STREAM, SYNC_DEVICE, SYNC_EVENT };
 enum stream_kind { STREAM_OWN, STREAM_LEGACY, STREAM_PER_THREAD };
 
 struct kernel {
-    char *name;
+    char *given, *name; /* as on the command line, and after --name-length */
     double median_us, sigma, tail_probability, tail_factor, quantum_ns;
     dim3 grid, block;
     double weight;
@@ -173,5 +176,37 @@ void kernel_reload(struct kernel *kernel, uint64_t version);
 
 void check(int status, const char *what);
 #define CHECK(call) check(call, #call)
+
+/* ---- the threads that launch: workload_worker.c ---- */
+
+struct worker {
+    pthread_t thread;
+    unsigned index;
+    uint64_t launches, syncs; /* this thread's share */
+    uint64_t random;
+    cudaStream_t *streams;
+    unsigned stream_count;
+    cudaEvent_t event;
+    cudaGraphExec_t graph;
+    uint64_t launched, failed, synced, captured, loop_ns;
+    uint64_t by_api[API_COUNT];
+};
+
+extern volatile sig_atomic_t stop;
+extern bool ticketed;            /* something is to happen at a certain launch */
+extern bool swapping;            /* modules come and go while threads launch */
+extern pthread_rwlock_t modules; /* launching reads, swapping writes */
+extern pthread_barrier_t all_ready, may_go;
+
+static inline uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+void pause_until(uint64_t ns); /* or until told to stop */
+void pick_kernel_prepare(void);
+void *worker_main(void *worker);
 
 #endif

@@ -172,7 +172,7 @@ void change_apply(struct change *change)
     bool found = false;
     for (size_t i = 0; i < options.kernel_count; i++) {
         struct kernel *kernel = &options.kernels[i];
-        if (strcmp(kernel->name, change->kernel) != 0)
+        if (strcmp(kernel->given, change->kernel) != 0)
             continue;
         found = true;
         if (change->swap) {

@@ -119,7 +119,8 @@ static void add_kernel(const char *spec)
     double *fields[] = {&kernel.median_us, &kernel.sigma, &kernel.tail_probability, &kernel.tail_factor,
                         &kernel.quantum_ns};
     char *rest = text;
-    kernel.name = strdup(strsep(&rest, ":"));
+    kernel.given = strdup(strsep(&rest, ":"));
+    kernel.name = strdup(kernel.given);
     if (!*kernel.name || !rest)
         fail("--kernel: NAME:median_us is needed: %s", spec);
     for (size_t i = 0; rest; i++) {
