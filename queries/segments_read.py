@@ -52,7 +52,8 @@ def scan(root: Path) -> Snapshot:
     for table, schema in TABLES.items():
         folder = root / table
         try:
-            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+            with os.scandir(folder) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except PermissionError as error:
@@ -140,8 +141,8 @@ def _require_directory(root: Path) -> None:
     try:
         info = root.stat()
         if stat.S_ISDIR(info.st_mode):
-            next(iter(os.scandir(root)), None)
-            return
+            with os.scandir(root):
+                return
     except FileNotFoundError as error:
         mend = _MEND.replace("DIR", _show(root))
         raise StoreError(f"there is no capture at {_show(root)}: {mend}") from error

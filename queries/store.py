@@ -152,6 +152,7 @@ class CaptureStore:
             try:
                 answer: pa.Table = self._client.query_arrow(sql, parameters=dict(params))
             except (ClickHouseError, pa.ArrowException, OSError) as error:
+                self._reconnect()
                 if self._drop_vanished() or self._drop_named_in(str(error)):
                     continue
                 raise StoreError(f"the query {name} failed on {self.name}: {_reason(str(error))}") from error
@@ -162,6 +163,16 @@ class CaptureStore:
             f"segments of {self.name} vanish or fail faster than they can be read: copy the capture first, "
             "or let retention keep them longer"
         )
+
+    def _reconnect(self) -> None:
+        """Take a new connection to the same engine.
+
+        After a query that failed halfway, chDB 26.9 puts what that query had written in front of the next answer on
+        the same connection. The new one is opened first: the engine and its tables live while any is open.
+        """
+        old, self._client = self._client, _connect()
+        self._client.database = self._database
+        old.close()
 
     def _drop_vanished(self) -> bool:
         gone = [link for link in self._links.glob(f"*/*{SUFFIX}") if not link.exists()]
@@ -187,7 +198,11 @@ def open_store(spec: str) -> CaptureStore:
         raise StoreError(f"{printable(spec)} is a server: this version reads captures only; name a directory")
     if not spec:
         raise StoreError("the name of the store is empty: name a capture directory with --store")
-    return CaptureStore(Path(spec).expanduser() if spec.startswith("~") else Path(spec))
+    try:
+        path = Path(spec).expanduser() if spec.startswith("~") else Path(spec)
+    except RuntimeError as error:
+        raise StoreError(f"{printable(spec)} names no home directory: write the path in full") from error
+    return CaptureStore(path)
 
 
 def engine_type(kind: pa.DataType) -> str:

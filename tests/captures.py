@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
 from kdiff.queries.tables import TABLES
 
 SECOND = 1_000_000_000
