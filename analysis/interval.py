@@ -18,6 +18,8 @@ from scipy.special import stdtrit
 
 from kdiff.analysis import quantiles
 
+RECOMMENDED_BUCKETS = 120
+"""Stretches to cut a window into: 9 degrees of freedom, enough to tell one kernel among hundreds."""
 BURST_SCALE = 4.0
 """Bursts are scaled by no more than this: beyond it the few launches of the far tail are all there is to scale."""
 

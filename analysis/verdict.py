@@ -257,7 +257,7 @@ def _undecided(pair: _Pair, family: int, policy: Policy) -> str:
     if pair.regressed_at(policy.alpha_regressed):
         return (
             f"Alone this kernel would be REGRESSED, but among {family} kernels a difference of this size is "
-            f"expected by chance too often: judge it alone, or take a longer window."
+            f"expected by chance too often: judge it alone, take longer windows, or cut them into more stretches."
         )
     theta, _, high = ratio_interval(pair.before, pair.after, policy.alpha_pass)
     low = ratio_interval(pair.before, pair.after, policy.alpha_regressed).low

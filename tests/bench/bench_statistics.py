@@ -1,10 +1,10 @@
 """Calibration and power of the verdicts on synthetic latencies whose truth is known.
 
-    python tests/bench/bench_statistics.py [--repetitions 200] [--seed 1]
+    python tests/bench/bench_statistics.py [--repetitions 200] [--seed 1] [--buckets 120]
 
-Serving: lognormal launches (sigma 0.15), 3% of them slowed by contention, in a window of 60 stretches whose levels
-follow an AR(1) with rho 0.8. Ticks: a nearly deterministic kernel on a 32 ns timer, whose slow values come in bursts.
-A rate from r repetitions has a standard error of sqrt(rate (1 - rate) / r).
+Serving: lognormal launches (sigma 0.15), 3% of them slowed by contention, in a window of 60 minutes whose levels follow
+an AR(1) with rho 0.8; the analysis cuts it into `buckets`. Ticks: a nearly deterministic kernel on a 32 ns timer, whose
+slow values come in bursts. A rate from r repetitions has a standard error of sqrt(rate (1 - rate) / r).
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import argparse
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kdiff.analysis.interval import Sample, ratio_interval, tail_estimate
+from kdiff.analysis.interval import RECOMMENDED_BUCKETS, Sample, ratio_interval, tail_estimate
 from kdiff.analysis.verdict import Policy, Verdict, judge, judge_all
 
-STRETCHES = 60
+MINUTES = 60
 RHO = 0.8
 TICK = 32
 POLICY = Policy()
 
 Rng = np.random.Generator
-UNDECIDED = (Verdict.INCONCLUSIVE, Verdict.NOT_ENOUGH_DATA)
 
 
-def autoregressive(rng: Rng, sd: float, size: int = STRETCHES, rho: float = RHO) -> NDArray[np.float64]:
+def autoregressive(rng: Rng, sd: float, size: int = MINUTES, rho: float = RHO) -> NDArray[np.float64]:
     """A stationary AR(1) path of shape (size,) with standard deviation `sd`."""
     path = rng.normal(0.0, sd, size)
     for t in range(1, size):
@@ -37,34 +37,46 @@ def autoregressive(rng: Rng, sd: float, size: int = STRETCHES, rho: float = RHO)
     return path
 
 
-def serving(rng: Rng, n: int, sd: float, factor: float = 1.0, rho: float = RHO) -> Sample:
-    """About `n` launches whose level moves by `sd` (log scale) from stretch to stretch."""
-    bucket = rng.integers(0, STRETCHES, n, dtype=np.int32)
-    level = autoregressive(rng, sd, rho=rho)
-    logs = rng.normal(0.0, 0.15, n) + level[bucket]
-    slowed = np.where(rng.random(n) < 0.03, 1.0 + rng.exponential(0.3, n), 1.0)
-    durations = np.rint(50_000.0 * factor * slowed * np.exp(logs)).astype(np.int64)
-    return Sample(durations, bucket, STRETCHES)
+@dataclass(frozen=True)
+class Bench:
+    """The source of chance, and how the analysis cuts a window."""
 
+    rng: Rng
+    buckets: int
 
-def ticks(rng: Rng, n: int, share: float, burst: float, factor: float = 1.0, base: int = 64) -> Sample:
-    """`base` ticks, or one more for a share of the launches, or two more for a fifth of those.
+    def times(self, n: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """The minute and the bucket of each of n launches at random times; both of shape (n,)."""
+        at = self.rng.random(n)
+        return (at * MINUTES).astype(np.int64), (at * self.buckets).astype(np.int32)
 
-    The share varies over the stretches by a factor of lognormal(burst), so that the slow values come in bursts.
-    """
-    bucket = rng.integers(0, STRETCHES, n, dtype=np.int32)
-    level = np.exp(autoregressive(rng, burst) - 0.5 * burst * burst)
-    slow = rng.random(n) < np.minimum(1.0, share * level)[bucket]
-    extra = slow.astype(np.int64) * (1 + (rng.random(n) < 0.2))
-    return Sample(TICK * (np.int64(round(base * factor)) + extra), bucket, STRETCHES)
+    def serving(self, n: int, sd: float, factor: float = 1.0) -> Sample:
+        """Launches whose level moves by `sd` (log scale) from minute to minute."""
+        rng = self.rng
+        minute, bucket = self.times(n)
+        logs = rng.normal(0.0, 0.15, n) + autoregressive(rng, sd)[minute]
+        slowed = np.where(rng.random(n) < 0.03, 1.0 + rng.exponential(0.3, n), 1.0)
+        durations = np.rint(50_000.0 * factor * slowed * np.exp(logs)).astype(np.int64)
+        return Sample(durations, bucket, self.buckets)
 
+    def ticks(self, n: int, share: float, burst: float, factor: float = 1.0, base: int = 64) -> Sample:
+        """`base` ticks, or one more for a share of the launches, or two more for a fifth of those.
 
-def bursty(rng: Rng, n: int, share: float, burst: float) -> Sample:
-    """As `ticks`, but without ties, and the slow launches have a long tail."""
-    tied = ticks(rng, n, share, burst)
-    slow = tied.durations_ns > TICK * 64
-    body, tail = 2_000_000 + 40_000 * rng.random(n), 2_100_000 * np.exp(rng.exponential(0.2, n))
-    return Sample(np.where(slow, tail, body).astype(np.int64), tied.bucket, STRETCHES)
+        The share varies over the minutes by a factor of lognormal(burst), so that the slow values come in bursts.
+        """
+        rng = self.rng
+        minute, bucket = self.times(n)
+        level = np.exp(autoregressive(rng, burst) - 0.5 * burst * burst)
+        slow = rng.random(n) < np.minimum(1.0, share * level)[minute]
+        extra = slow.astype(np.int64) * (1 + (rng.random(n) < 0.2))
+        return Sample(TICK * (np.int64(round(base * factor)) + extra), bucket, self.buckets)
+
+    def bursty(self, n: int, share: float, burst: float) -> Sample:
+        """As `ticks`, but without ties, and the slow launches have a long tail."""
+        tied = self.ticks(n, share, burst)
+        slow = tied.durations_ns > TICK * 64
+        body = 2_000_000 + 40_000 * self.rng.random(n)
+        tail = 2_100_000 * np.exp(self.rng.exponential(0.2, n))
+        return Sample(np.where(slow, tail, body).astype(np.int64), tied.bucket, self.buckets)
 
 
 def verdicts(repetitions: int, pair: Callable[[], tuple[Sample, Sample]]) -> tuple[Counter[Verdict], float]:
@@ -112,11 +124,11 @@ def limits(
     print(f"{name:<44}{rates}", flush=True)
 
 
-def family(rng: Rng, repetitions: int, kernels: int, factor: float) -> float:
+def family(bench: Bench, repetitions: int, kernels: int, factor: float) -> float:
     """How often a run of `kernels` equal kernels, all slower by `factor`, has any REGRESSED."""
     any_regressed = 0
     for _ in range(repetitions):
-        samples = {k: (serving(rng, 6_000, 0.03), serving(rng, 6_000, 0.03, factor)) for k in range(kernels)}
+        samples = {k: (bench.serving(6_000, 0.03), bench.serving(6_000, 0.03, factor)) for k in range(kernels)}
         judged = judge_all(samples, POLICY).values()
         any_regressed += any(j.verdict is Verdict.REGRESSED for j in judged)
     return any_regressed / repetitions
@@ -127,14 +139,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=200, help="runs a scenario (default 200)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--buckets", type=int, default=RECOMMENDED_BUCKETS)
     options = parser.parse_args()
-    rng, reps = np.random.default_rng(options.seed), options.repetitions
+    bench, reps = Bench(np.random.default_rng(options.seed), options.buckets), options.repetitions
     started = time.perf_counter()
 
     head(f"No change ({reps} runs each)")
     for n in (60_000, 180_000):
         for sd in (0.03, 0.06):
-            row(f"{n:,} launches, sd {sd:.0%}", reps, lambda n=n, sd=sd: (serving(rng, n, sd), serving(rng, n, sd)))
+            row(f"{n:,} launches, sd {sd:.0%}", reps, lambda n=n, sd=sd: (bench.serving(n, sd), bench.serving(n, sd)))
     head("Slower than the tolerance of 5%, sd 3%")
     for n, slower in (
         (12_000, 0.15), (12_000, 0.20), (12_000, 0.30), (60_000, 0.15), (60_000, 0.20),
@@ -143,21 +156,21 @@ def main() -> None:
         row(
             f"{n:,} launches, +{slower:.0%}",
             reps,
-            lambda n=n, slower=slower: (serving(rng, n, 0.03), serving(rng, n, 0.03, 1.0 + slower)),
+            lambda n=n, slower=slower: (bench.serving(n, 0.03), bench.serving(n, 0.03, 1.0 + slower)),
         )
     head("At the tolerance: true ratio 1.05, sd 3%")
     for n in (12_000, 60_000):
-        row(f"{n:,} launches", reps, lambda n=n: (serving(rng, n, 0.03), serving(rng, n, 0.03, 1.05)))
+        row(f"{n:,} launches", reps, lambda n=n: (bench.serving(n, 0.03), bench.serving(n, 0.03, 1.05)))
     head("Few independent launches, no change")
     for n in (200, 600, 1_200, 2_400, 4_800):
-        row(f"{n:,} launches, sd 0", reps, lambda n=n: (serving(rng, n, 0.0), serving(rng, n, 0.0)))
+        row(f"{n:,} launches, sd 0", reps, lambda n=n: (bench.serving(n, 0.0), bench.serving(n, 0.0)))
 
     head("Slow launches in bursts, long tail, no change, 20,000 launches")
     for share, burst in ((0.01, 0.5), (0.01, 1.0), (0.03, 1.0)):
         row(
             f"slow share {share:.1%}, bursts {burst}",
             reps,
-            lambda s=share, b=burst: (bursty(rng, 20_000, s, b), bursty(rng, 20_000, s, b)),
+            lambda s=share, b=burst: (bench.bursty(20_000, s, b), bench.bursty(20_000, s, b)),
         )
 
     head("Ticks of 32 ns on a 2,048 ns kernel, 20,000 launches")
@@ -165,12 +178,12 @@ def main() -> None:
         row(
             f"slow share {share:.1%}, bursts {burst}",
             reps,
-            lambda s=share, b=burst: (ticks(rng, 20_000, s, b), ticks(rng, 20_000, s, b)),
+            lambda s=share, b=burst: (bench.ticks(20_000, s, b), bench.ticks(20_000, s, b)),
         )
     row("slow share 1.0%, bursts 1.0, +20%", reps,
-        lambda: (ticks(rng, 20_000, 0.01, 1.0), ticks(rng, 20_000, 0.01, 1.0, 1.2)))  # fmt: skip
+        lambda: (bench.ticks(20_000, 0.01, 1.0), bench.ticks(20_000, 0.01, 1.0, 1.2)))  # fmt: skip
     row("640 ns kernel, one tick (5%) slower", reps,
-        lambda: (ticks(rng, 20_000, 0.0, 0.0, base=20), ticks(rng, 20_000, 0.0, 0.0, base=21)))  # fmt: skip
+        lambda: (bench.ticks(20_000, 0.0, 0.0, base=20), bench.ticks(20_000, 0.0, 0.0, base=21)))  # fmt: skip
 
     print(f"\nLimits of p99 itself on ticks: % of {5 * reps} runs on the wrong side")
     print(f"{'':<44}{'L(1%) > Q':>12}{'U(1%) < Q':>12}{'L(5%) > Q':>12}{'U(5%) < Q':>12}")
@@ -181,13 +194,13 @@ def main() -> None:
                 f"slow share {share:.2%}, bursts {burst}",
                 5 * reps,
                 true,
-                lambda s=share, b=burst: ticks(rng, 20_000, s, b),
+                lambda s=share, b=burst: bench.ticks(20_000, s, b),
             )
 
     runs = max(20, reps // 4)
     print(f"\nRuns of 20 kernels, 6,000 launches each, any REGRESSED, % of {runs} runs")
-    print(f"{'no change':<44}{100 * family(rng, runs, 20, 1.0):>10.1f}")
-    print(f"{'all at the tolerance (ratio 1.05)':<44}{100 * family(rng, runs, 20, 1.05):>10.1f}")
+    print(f"{'no change':<44}{100 * family(bench, runs, 20, 1.0):>10.1f}")
+    print(f"{'all at the tolerance (ratio 1.05)':<44}{100 * family(bench, runs, 20, 1.05):>10.1f}")
     print(f"\n{time.perf_counter() - started:.0f} s")
 
 
