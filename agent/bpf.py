@@ -1,0 +1,203 @@
+"""BCC: finding it, compiling the program without kernel headers, and attaching without tracefs.
+
+Probes belong to file descriptors, never to tracefs: the kernel removes them whatever way the agent ends, SIGKILL
+included.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import importlib.util
+import os
+import struct
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, NamedTuple
+
+from kdiff.agent.errors import AgentError
+from kdiff.probes.program import PROGRAMS, Tracing, include_dir, machine, source
+
+_CAP_SYS_ADMIN: Final = 21
+_DISTRIBUTION_PACKAGES: Final = Path("/usr/lib/python3/dist-packages")
+_BPF_LINK_CREATE: Final = 28
+_BPF_PERF_EVENT: Final = 41
+_BPF_TRACE_UPROBE_MULTI: Final = 48
+_PERF_ATTR_BYTES: Final = 112  # PERF_ATTR_SIZE_VER5
+_PERF_FLAG_FD_CLOEXEC: Final = 8
+_REFUSED: Final = (
+    "the kernel or BCC refused the BPF program ({}): kdiff needs Linux 5.15 with CONFIG_BPF_SYSCALL and "
+    "CONFIG_UPROBE_EVENTS, and BCC 0.18 or newer"
+)
+
+
+class _Calls(NamedTuple):
+    """Numbers of system calls."""
+
+    bpf: int
+    perf_event_open: int
+
+
+_SYSCALLS: Final = {"x86_64": _Calls(321, 298), "aarch64": _Calls(280, 241)}
+
+
+def _import_bcc() -> ModuleType:
+    """The distribution's BCC, in a virtual environment too; PyPI's `bcc` is another project and is passed over."""
+    spec = importlib.util.find_spec("bcc")
+    places = [p.parent for p in (Path(spec.origin),) if p.name == "__init__.py"] if spec and spec.origin else []
+    for package in [*places, _DISTRIBUTION_PACKAGES / "bcc"]:
+        if not (package / "libbcc.py").exists():
+            continue
+        wanted = importlib.util.spec_from_file_location(
+            "bcc", package / "__init__.py", submodule_search_locations=[str(package)]
+        )
+        if wanted is None or wanted.loader is None:
+            continue
+        module = importlib.util.module_from_spec(wanted)
+        sys.modules["bcc"] = module
+        try:
+            wanted.loader.exec_module(module)
+        except OSError as error:  # the Python half is there, libbcc.so.0 is not
+            del sys.modules["bcc"]
+            raise AgentError(
+                f"BCC's library cannot be loaded ({error}): apt-get install --reinstall libbpfcc python3-bpfcc"
+            ) from error
+        return module
+    raise AgentError("BCC is not installed: apt-get install python3-bpfcc (pip's `bcc` is another project)")
+
+
+def check_permission() -> None:
+    """Raises AgentError unless this process may attach uprobes."""
+    status = Path("/proc/self/status").read_text()
+    effective = int(next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), 16)
+    if not effective >> _CAP_SYS_ADMIN & 1:
+        raise AgentError("attaching probes needs CAP_SYS_ADMIN: run kdiff-agent as root (sudo)")
+    lockdown = Path("/sys/kernel/security/lockdown")
+    if lockdown.exists() and "[confidentiality]" in lockdown.read_text():
+        raise AgentError("this kernel is locked down to confidentiality, which forbids reading user memory from BPF")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One place to probe: bytes into the file, and what the program is told there."""
+
+    offset: int
+    cookie: int = 0
+
+
+class Program:
+    """The compiled BPF program: its maps, and probes that live as long as this object.
+
+    Linux 6.6 attaches a program to many places with one link (uprobe_multi), which also goes away at once; an older
+    kernel takes a perf event for each place, whose removal waits for a grace period each.
+    """
+
+    def __init__(self, tracing: Tracing, *, multi: bool | None = None) -> None:
+        """Compiles and loads. `multi`: whether to use uprobe_multi, None: if the kernel has it. Raises AgentError."""
+        if machine() not in _SYSCALLS:
+            raise AgentError(f"kdiff-agent knows x86-64 and arm64, not {machine()}")
+        check_permission()
+        self._calls = _SYSCALLS[machine()]
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._links: list[int] = []
+        self.attached = 0
+        bcc = _import_bcc()
+        os.environ["BCC_KERNEL_SOURCE"] = str(include_dir())
+        try:
+            self._bpf: Any = bcc.BPF(text=source(tracing))
+            self._multi = multi is not False and self._load(bcc, _BPF_TRACE_UPROBE_MULTI)
+            loaded = self._multi or (not multi and self._load(bcc, -1))
+        except Exception as error:  # BCC raises nothing narrower
+            raise AgentError(_REFUSED.format(str(error).splitlines()[0])) from error
+        if not loaded:
+            raise AgentError(_REFUSED.format("it does not load"))
+
+    def _load(self, bcc: Any, attach_type: int) -> bool:
+        """Loads every program, and for uprobe_multi asks the kernel whether it knows it. False when it does not."""
+        self._bpf.funcs.clear()
+        try:
+            self._fds = {name: self._bpf.load_func(name, bcc.BPF.KPROBE, None, attach_type).fd for name in PROGRAMS}
+        except Exception:  # as above; the caller tries the older way, whose error is the one to show
+            return False
+        if attach_type != _BPF_TRACE_UPROBE_MULTI:
+            return True
+        try:
+            self._link_multi("/", [Probe(0)], self._fds["call_entry"], returns=False)
+        except OSError as error:
+            return error.errno == errno.EBADF  # "/" is no regular file: the kernel got as far as looking at it
+        return True
+
+    def attach(self, path: str, probes: Sequence[Probe], program: str, *, returns: bool = False) -> None:
+        """Attaches to places in a file, for every process that maps it, now or later. Raises OSError."""
+        if not probes:
+            return
+        if self._multi:
+            self._links.append(self._link_multi(path, probes, self._fds[program], returns))
+        else:
+            for probe in probes:
+                self._links += self._link_perf(path, probe, self._fds[program], returns)
+        self.attached += len(probes)
+
+    def _link_multi(self, path: str, probes: Sequence[Probe], program: int, returns: bool) -> int:
+        name = ctypes.create_string_buffer(os.fsencode(path))
+        offsets = (ctypes.c_uint64 * len(probes))(*(probe.offset for probe in probes))
+        cookies = (ctypes.c_uint64 * len(probes))(*(probe.cookie for probe in probes))
+        pointers = [ctypes.addressof(thing) for thing in (name, offsets)]
+        attr = struct.pack("=IIII", program, 0, _BPF_TRACE_UPROBE_MULTI, 0) + struct.pack(
+            "=QQQQIII", *pointers, 0, ctypes.addressof(cookies), len(probes), int(returns), 0
+        )
+        return self._call(path, self._calls.bpf, _BPF_LINK_CREATE, attr, len(attr) + 4)
+
+    def _link_perf(self, path: str, probe: Probe, program: int, returns: bool) -> list[int]:
+        name = ctypes.create_string_buffer(os.fsencode(path))
+        attr = struct.pack("=IIQ", _uprobe_type(), _PERF_ATTR_BYTES, int(returns)).ljust(56, b"\0") + struct.pack(
+            "=QQ", ctypes.addressof(name), probe.offset
+        )
+        event = self._call(
+            path, self._calls.perf_event_open, attr.ljust(_PERF_ATTR_BYTES, b"\0"), -1, 0, -1, _PERF_FLAG_FD_CLOEXEC
+        )
+        attr = struct.pack("=IIIIQ", program, event, _BPF_PERF_EVENT, 0, probe.cookie)
+        try:
+            return [event, self._call(path, self._calls.bpf, _BPF_LINK_CREATE, attr, len(attr))]
+        except OSError:
+            os.close(event)
+            raise
+
+    def _call(self, path: str, number: int, *arguments: int | bytes) -> int:
+        passed = [ctypes.c_char_p(a) if isinstance(a, bytes) else ctypes.c_long(a) for a in arguments]
+        result = int(self._libc.syscall(ctypes.c_long(number), *passed))
+        if result < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
+        return result
+
+    def detach(self) -> None:
+        """Removes every probe, the last attached first."""
+        while self._links:
+            os.close(self._links.pop())
+        self.attached = 0
+
+    def close(self) -> None:
+        """Removes every probe and frees the maps."""
+        self.detach()
+        self._bpf.cleanup()
+
+    def map(self, name: str) -> Any:
+        """One of the program's maps, as BCC's table object."""
+        return self._bpf[name]
+
+
+def _uprobe_type() -> int:
+    try:
+        return int(Path("/sys/bus/event_source/devices/uprobe/type").read_text())
+    except OSError as error:
+        raise AgentError("this kernel has no uprobes: it needs CONFIG_UPROBE_EVENTS, and /sys mounted") from error
+
+
+def explain_attach(error: OSError) -> str:
+    """What to say about a probe that could not be attached."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "the kernel refused (capabilities, or a security module forbids it)"
+    return error.strerror or str(error)

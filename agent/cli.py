@@ -1,0 +1,141 @@
+"""The `kdiff-agent` command."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from kdiff.probes.program import Layers, Tracing
+from kdiff.queries.errors import KdiffError
+
+if TYPE_CHECKING:
+    from kdiff.agent.recorder import Summary
+
+DEFAULT_DIRECTORY: Final = Path("kdiff-capture")
+_STATE: Final = Path("/var/lib/kdiff/drivers.json")
+
+app = typer.Typer(
+    help="Records what CUDA kernels do on this host, with eBPF.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"kdiff-agent {version('kdiff')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(
+    context_settings={"ignore_unknown_options": False},
+    epilog="Example: kdiff-agent record -o before -- python serve.py",
+)
+def record(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- COMMAND...", help="Start this and record it; its exit status is passed on."),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="The capture directory; a further recording adds to it.")
+    ] = DEFAULT_DIRECTORY,
+    duration: Annotated[
+        float | None, typer.Option(min=0.0, help="Stop recording after this many seconds; a command runs on.")
+    ] = None,
+    pid: Annotated[
+        list[int] | None, typer.Option("--pid", min=1, help="Record this running process and its descendants.")
+    ] = None,
+    service: Annotated[str, typer.Option(help="What to call it in the store; the program's name unless given.")] = "",
+    layer: Annotated[Layers, typer.Option(help="Which calls to probe; driver costs two traps a launch.")] = Layers.BOTH,
+    no_return: Annotated[
+        bool, typer.Option("--no-return", help="One trap less a launch: no call duration and no status.")
+    ] = False,
+    state: Annotated[
+        Path, typer.Option(help="Where this host keeps what it has confirmed of its CUDA drivers.")
+    ] = _STATE,
+) -> None:
+    """Record launches and syncs of a command, of running processes, or of every process of the host."""
+    from kdiff.agent.recorder import Options, Recorder
+    from kdiff.agent.targets import returns_may_kill
+
+    if command and pid:
+        raise typer.BadParameter("give --pid or a command, not both")
+    tracing = Tracing(layer, launch_returns=not no_return, any_returns=not (no_return and returns_may_kill()))
+    options = Options(output, tuple(command or ()), frozenset(pid or ()), duration, service, tracing, state)
+    progress = _Progress()
+    summary = Recorder(options, progress.show, progress.warn).run()
+    progress.end(summary, output)
+    raise typer.Exit(summary.status)
+
+
+class _Progress:
+    """One line on a terminal while it records, and a summary at the end, on stderr."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+
+    def show(self, summary: Summary) -> None:
+        if self._live:
+            line = f"recording {summary.elapsed_s:4.0f} s · {_figures(summary)}"
+            print(f"\r\x1b[K{line[: os.get_terminal_size(2).columns - 1]}", end="", file=sys.stderr, flush=True)
+
+    def warn(self, warning: str) -> None:
+        self._clear()
+        print(f"kdiff-agent: {warning}", file=sys.stderr)
+
+    def end(self, summary: Summary, directory: Path) -> None:
+        self._clear()
+        print(f"recorded {summary.elapsed_s:.1f} s · {_figures(summary)}", file=sys.stderr)
+        if summary.unresolved_launches:
+            share = summary.unresolved_launches / summary.launches
+            print(f"unresolved: {summary.unresolved_launches:,} launches ({share:.2%})", file=sys.stderr)
+        print(f"wrote {directory} ({summary.bytes_written:,} bytes, {summary.segments} segments)", file=sys.stderr)
+        if not summary.events:
+            print("no CUDA call was seen: does the program use CUDA, and did it while this recorded?", file=sys.stderr)
+
+    def _clear(self) -> None:
+        if self._live:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _figures(summary: Summary) -> str:
+    share = summary.cpu_s / summary.elapsed_s if summary.elapsed_s else 0.0
+    lost = summary.lost.total + summary.dropped
+    return (
+        f"{summary.events:,} events · {summary.kernels} kernels · {lost:,} lost · "
+        f"agent CPU {summary.cpu_s:.2f} s ({share:.1%})"
+    )
+
+
+def main() -> None:
+    """Runs the command: an error is one sentence on stderr and exit code 2, unless KDIFF_DEBUG=1."""
+    try:
+        app()
+    except KdiffError as error:
+        _fail(str(error), error.code)
+    except Exception as error:
+        if os.environ.get("KDIFF_DEBUG") == "1":
+            raise
+        _fail(f"unexpected {type(error).__name__}: {error}; please report it, with what KDIFF_DEBUG=1 prints", 2)
+
+
+def _fail(message: str, code: int) -> None:
+    with contextlib.suppress(OSError):
+        print(f"kdiff-agent: {message}", file=sys.stderr)
+    sys.exit(code)

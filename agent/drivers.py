@@ -1,0 +1,85 @@
+"""What is known of each build of the CUDA driver: where in a function handle the pointer to the kernel's name is.
+
+The layout is undocumented. An offset counts only when names read through it agreed with names seen at load, on
+this build: earlier, by us (drivers.json); earlier, on this host (the state file); or in this recording.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+DEFAULT_OFFSET: Final = 8
+AGREEMENTS_TO_LEARN: Final = 2  # handles that must agree before an offset that differs from the default is believed
+
+
+@dataclass
+class Driver:
+    """One build of libcuda."""
+
+    build_id: str
+    name_offset: int = DEFAULT_OFFSET
+    confirmed: bool = False
+    agreed: int = 0
+    disagreed: int = 0
+
+
+class Drivers:
+    """Every build met, with what is known of it."""
+
+    def __init__(self, state: Path | None = None) -> None:
+        """`state`: the file that keeps what this host has confirmed; unreadable or foreign content counts as none."""
+        self._state = state
+        self._known: dict[str, int] = {}
+        self._learned: dict[str, int] = {}
+        shipped = json.loads((files("kdiff.agent") / "drivers.json").read_text())
+        self._known.update({build: int(facts["name_offset"]) for build, facts in shipped["drivers"].items()})
+        if state is not None:
+            with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+                self._learned = {str(k): int(v) for k, v in json.loads(state.read_text()).items()}
+            self._known.update(self._learned)
+        self._drivers: dict[str, Driver] = {}
+
+    def get(self, build_id: str) -> Driver:
+        """The driver of that build; an unknown one starts at the default offset, unconfirmed."""
+        driver = self._drivers.get(build_id)
+        if driver is None:
+            driver = Driver(build_id)
+            if build_id in self._known:
+                driver.name_offset = self._known[build_id]
+                driver.confirmed = True
+            self._drivers[build_id] = driver
+        return driver
+
+    def agree(self, driver: Driver) -> None:
+        """A name read through the handle was the name seen at load."""
+        driver.agreed += 1
+        if driver.disagreed == 0 and driver.build_id:
+            driver.confirmed = True
+            if self._known.get(driver.build_id) != driver.name_offset:
+                self._known[driver.build_id] = self._learned[driver.build_id] = driver.name_offset
+                self._save()
+
+    def disagree(self, driver: Driver) -> None:
+        """They differ: nothing read through the handle is believed on this build any more."""
+        driver.disagreed += 1
+        driver.confirmed = False
+
+    def move(self, driver: Driver, offset: int) -> None:
+        """The name was found at another offset: start counting afresh there."""
+        driver.name_offset = offset
+        driver.agreed = driver.disagreed = 0
+
+    def _save(self) -> None:
+        if self._state is None:
+            return
+        with contextlib.suppress(OSError):  # a read-only host confirms again next time
+            self._state.parent.mkdir(parents=True, exist_ok=True)
+            beside = self._state.with_name(f".{self._state.name}.{os.getpid()}")
+            beside.write_text(json.dumps(self._learned, indent=1))
+            beside.replace(self._state)

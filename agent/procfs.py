@@ -1,0 +1,140 @@
+"""What /proc tells of a process. Everything here may vanish between two reads: absence is an answer, not an error."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_MAPPING: Final = re.compile(
+    rb"^([0-9a-f]+)-([0-9a-f]+) ..([x-]). ([0-9a-f]+) ([0-9a-f]+:[0-9a-f]+) ([0-9]+) +(/.*)$", re.MULTILINE
+)
+_CONTAINER: Final = re.compile(r"([0-9a-f]{64})")
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """A mapping of a file."""
+
+    start: int
+    end: int
+    executable: bool
+    offset: int
+    device: bytes
+    inode: int
+    path: str
+
+    @property
+    def key(self) -> tuple[bytes, int]:
+        """The file's identity: the same path may be two files, and two paths the same one."""
+        return self.device, self.inode
+
+
+def file_mappings(pid: int) -> list[Mapping]:
+    """What a process maps of files; [] when it is gone or hidden."""
+    try:
+        text = Path(f"/proc/{pid}/maps").read_bytes()
+    except OSError:
+        return []
+    return [
+        Mapping(
+            start=int(m[1], 16),
+            end=int(m[2], 16),
+            executable=m[3] == b"x",
+            offset=int(m[4], 16),
+            device=m[5],
+            inode=int(m[6]),
+            path=os.fsdecode(m[7]).removesuffix(" (deleted)"),
+        )
+        for m in _MAPPING.finditer(text)
+    ]
+
+
+def open_mapping(pid: int, mapping: Mapping) -> int | None:
+    """A descriptor of the very file that is mapped, whatever its path now is; None when it cannot be had."""
+    for path in (
+        f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}",
+        f"/proc/{pid}/root{mapping.path}",
+    ):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            continue
+        if os.fstat(fd).st_ino == mapping.inode:
+            return fd
+        os.close(fd)
+    return None
+
+
+@dataclass(frozen=True)
+class Stat:
+    """Fields of /proc/PID/stat. A pid is one process only together with its start time."""
+
+    comm: str
+    parent: int
+    start_ticks: int
+
+
+def stat(pid: int) -> Stat | None:
+    """None when the process is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    head, _, tail = text.rpartition(b")")
+    fields = tail.split()
+    return Stat(head.partition(b"(")[2].decode(errors="replace"), int(fields[1]), int(fields[19]))
+
+
+def thread_name(pid: int, tid: int) -> str:
+    """The thread's comm; '' when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/task/{tid}/comm").read_bytes().rstrip(b"\n").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def container_id(pid: int) -> str:
+    """The 64 hex digits of the container in the cgroup path; '' outside containers."""
+    try:
+        text = Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return ""
+    found = _CONTAINER.search(text)
+    return found[1] if found else ""
+
+
+def filters_system_calls(pid: int) -> bool:
+    """Whether the process runs under a seccomp filter."""
+    try:
+        return "\nSeccomp:\t2" in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def ancestors(pid: int) -> Iterator[int]:
+    """The process itself, its parent, and so on up to init."""
+    for _ in range(1000):
+        yield pid
+        found = stat(pid)
+        if found is None or found.parent == 0:
+            return
+        pid = found.parent
+
+
+def pids() -> list[int]:
+    """Every process of the host."""
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+
+
+def read_memory(pid: int, address: int, size: int) -> bytes:
+    """Up to `size` bytes of the process's memory; b'' when it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            memory.seek(address)
+            return memory.read(size)
+    except (OSError, ValueError, OverflowError):
+        return b""

@@ -1,0 +1,403 @@
+"""One recording: from attaching to the last segment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from kdiff.agent import procfs
+from kdiff.agent.bpf import Program
+from kdiff.agent.clock import boot_id, unix_offset_ns
+from kdiff.agent.command import Command
+from kdiff.agent.drivers import Drivers
+from kdiff.agent.errors import AgentError
+from kdiff.agent.gpus import Gpus
+from kdiff.agent.health import Losses, Stretch
+from kdiff.agent.libraries import command_files
+from kdiff.agent.names import Kernel, Names
+from kdiff.agent.pairing import PAIRED, Pairing
+from kdiff.agent.ring import Ring
+from kdiff.agent.rows import Owner, RowMaker
+from kdiff.agent.segments import SegmentWriter
+from kdiff.agent.targets import Targets, check_return_probes
+from kdiff.probes.program import Tracing
+from kdiff.probes.wire import EVENT, NAME, Kind
+from kdiff.queries.tables import KERNELS
+
+# The ring holds 190,000 events, which the fastest launching core fills in half a second: 20 ms leave room for a stall.
+_READ_EVERY_S: Final = 0.02
+_PAIR_EVERY_S: Final = 0.5
+_PAIR_AT_EVENTS: Final = 100_000
+_FLUSH_EVERY_S: Final = 10.0  # what a SIGKILL of the agent can cost; shorter makes more and larger files
+_FLUSH_AT_ROWS: Final = 500_000
+_KEEP_AT_MOST_ROWS: Final = 5_000_000  # while the disk is full: about 500 MB
+_GRACE_S: Final = 10.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to record, and where to."""
+
+    directory: Path
+    command: Sequence[str] = ()
+    pids: frozenset[int] = frozenset()
+    duration_s: float | None = None
+    service: str = ""
+    tracing: Tracing = field(default_factory=Tracing)
+    state: Path | None = None
+
+
+@dataclass
+class Summary:
+    """What was recorded. `status`: the command's, 0 without one."""
+
+    events: int = 0
+    launches: int = 0
+    kernels: int = 0
+    unresolved_launches: int = 0
+    lost: Losses = field(default_factory=Losses)
+    dropped: int = 0
+    elapsed_s: float = 0.0
+    cpu_s: float = 0.0
+    bytes_written: int = 0
+    segments: int = 0
+    status: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+
+class Recorder:
+    """Records until the command ends, the time is up, or a signal comes."""
+
+    def __init__(self, options: Options, progress: Callable[[Summary], None], warn: Callable[[str], None]) -> None:
+        """`progress` is called about once a second; `warn` for each warning when it arises."""
+        self._options = options
+        self._progress = progress
+        self._warn = warn
+        self.summary = Summary()
+        self._host = socket.gethostname()
+        self._stop: int | None = None
+        self._raw: list[NDArray[np.void]] = []
+        self._raw_count = 0
+        self._ready: list[NDArray[np.void]] = []
+        self._ready_count = 0
+        self._unwritten: list[tuple[str, pa.Table]] = []
+        self._known_kernels: set[int] = set()
+        self._owners: dict[tuple[int, int], Owner] = {}
+        self._counted = Losses()
+        self._disk_warned = False
+
+    def run(self) -> Summary:
+        """Raises AgentError when recording cannot start, or when rows could not be written at the end."""
+        options = self._options
+        for pid in options.pids:
+            if procfs.stat(pid) is None:
+                raise AgentError(f"there is no process {pid}")
+        check_return_probes(set(options.pids), options.tracing)
+        program = Program(options.tracing)
+        try:
+            self._writer = SegmentWriter(options.directory, self._host, boot_id(), time.time_ns())
+            self._program = program
+            roots = set(options.pids) if options.pids or options.command else None
+            self._targets = Targets(program, options.tracing, roots, self._note)
+            self._names = Names(Drivers(options.state), self._targets, self._targets.name_offset)
+            self._pairing = Pairing()
+            self._gpus = Gpus()
+            self._events = Ring(program.map("events").map_fd, options.tracing.event_pages * 4096, EVENT)
+            self._name_ring = Ring(program.map("names").map_fd, options.tracing.name_pages * 4096, NAME)
+            self._record()
+        finally:
+            program.close()
+        return self.summary
+
+    # Until the end
+
+    def _record(self) -> None:
+        options = self._options
+        previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._stretch = Stretch(time.time_ns())
+        self._began = self._last_read = time.monotonic()
+        self._cpu_began = time.process_time()
+        command: Command | None = None
+        try:
+            for path in command_files(options.command, os.environ) if options.command else ():
+                self._targets.probe_path(path)
+            if options.command:
+                command = Command(options.command)
+                assert self._targets.roots is not None
+                self._targets.roots.add(command.pid)
+            self._service = options.service or _default_service(options)
+            self._rows = RowMaker(self._service, self._host, self._names.kernel, self._owner)
+            for pid in sorted(options.pids) if self._targets.roots is not None else procfs.pids():
+                if self._targets.roots is not None or _uses_cuda(pid):
+                    self._targets.meet(pid)
+            self._loop(command)
+            self._program.detach()
+            self._read()
+            self._pair(last=True)
+            self._finish()
+            if command is not None:
+                self.summary.status = self._end_of(command)
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _loop(self, command: Command | None) -> None:
+        pair_at = flush_at = show_at = self._began
+        end_at = None if self._options.duration_s is None else self._began + self._options.duration_s
+        forced_at: float | None = None
+        while True:
+            now = time.monotonic()
+            self._read()
+            if command is not None:
+                if command.status() is not None:
+                    return
+                self._watch(command.pid, now)
+                if self._stop is not None and forced_at is None:
+                    # The command ends first, so that its last events are seen; a terminal's Ctrl-C has reached it.
+                    if not (self._stop == signal.SIGINT and command.reads_terminal_signals()):
+                        command.send(self._stop)
+                    forced_at = now + _GRACE_S
+                if forced_at is not None and now >= forced_at:
+                    return
+            elif self._stop is not None or (self._targets.roots and not self._any_root_alive()):
+                return
+            if end_at is not None and now >= end_at:
+                return
+            if now >= pair_at or self._raw_count >= _PAIR_AT_EVENTS:
+                self._pair()
+                self._targets.scan_due(now)
+                pair_at = now + _PAIR_EVERY_S
+            if now >= flush_at + _FLUSH_EVERY_S or self._ready_count >= _FLUSH_AT_ROWS:
+                self._flush()
+                flush_at = now
+            if now >= show_at:
+                self._show()
+                show_at = now + 1.0
+            time.sleep(max(0.0, _READ_EVERY_S - (time.monotonic() - now)))
+
+    def _watch(self, pid: int, now: float) -> None:
+        """Until a driver is found in the command, its mappings are looked at often: its first call may come soon."""
+        if self._targets.process(pid) is None:
+            self._targets.meet(pid)
+        elif now - self._began < _GRACE_S and not self._targets.has_driver(pid):
+            self._targets.scan_due(now)
+
+    def _any_root_alive(self) -> bool:
+        return any(procfs.stat(pid) is not None for pid in self._options.pids)
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        self._stop = number
+
+    def _end_of(self, command: Command) -> int:
+        status = command.status()
+        if status is None:
+            self._warn("recording has ended; waiting for the command, which runs on untraced")
+            while (status := command.status()) is None:
+                if self._stop is not None:
+                    command.send(self._stop)
+                    self._stop = None
+                time.sleep(0.05)
+        return status
+
+    # The stages: ring -> raw records -> paired records -> tables -> segments
+
+    def _read(self) -> None:
+        """Empties both rings. Names after events: the name of every event read is in its ring by then."""
+        now = time.monotonic()
+        self._stretch.drain_lag_ns = max(self._stretch.drain_lag_ns, int((now - self._last_read) * 1e9))
+        self._last_read = now
+        events = self._events.read()
+        names = self._name_ring.read()
+        for pid in self._pids(events):
+            if self._targets.process(pid) is None:
+                self._targets.meet(pid)
+        for event in events[events["kind"] == Kind.INIT]:
+            pid = int(event["pid"])
+            if self._targets.meet(pid).traced and self._targets.began_here(pid):
+                self._pairing.process_began(pid)
+        if len(names):
+            self._names.feed(names[[self._targets.traced(int(pid)) for pid in names["pid"]]])
+        if len(events):
+            self._raw.append(events)
+            self._raw_count += len(events)
+
+    @staticmethod
+    def _pids(events: NDArray[np.void]) -> list[int]:
+        pids = events["pid"]
+        if not len(pids):
+            return []
+        if (pids == pids[0]).all():
+            return [int(pids[0])]
+        return [int(pid) for pid in np.unique(pids)]
+
+    def _pair(self, *, last: bool = False) -> None:
+        lost = Losses.read(self._program.map("lost"))
+        if lost.total > self.summary.lost.total:
+            self.summary.lost = lost
+            self._pairing.events_lost()
+        events = np.concatenate(self._raw) if self._raw else np.zeros(0, EVENT)
+        self._raw, self._raw_count = [], 0
+        pids = self._pids(events)
+        unwanted = [pid for pid in pids if not self._targets.traced(pid)]
+        if unwanted:
+            events = events[~np.isin(events["pid"], unwanted)]
+        for pid in pids:
+            if len(self._gpus.of(pid)) > 1:
+                self._pairing.many_devices(pid)
+        paired = self._pairing.feed(events, time.monotonic_ns(), last=last)
+        if not len(paired):
+            return
+        paired["event"]["timestamp_ns"] += np.uint64(unix_offset_ns())
+        self._remember_owners(paired)
+        self._ready.append(paired)
+        self._ready_count += len(paired)
+
+    def _remember_owners(self, paired: NDArray[np.void]) -> None:
+        """Asks for the names of threads while they live."""
+        event = paired["event"]
+        threads = event["pid"].astype(np.uint64) << np.uint64(32) | event["tid"].astype(np.uint64)
+        if (threads == threads[0]).all():
+            threads = threads[:1]
+        for thread in np.unique(threads):
+            self._owner(int(thread) >> 32, int(thread) & 0xFFFFFFFF)
+
+    def _owner(self, pid: int, tid: int) -> Owner:
+        known = self._owners.get((pid, tid))
+        if known is None:
+            process = self._targets.process(pid)
+            gpus = self._gpus.of(pid)
+            comm = procfs.thread_name(pid, tid) or (process.comm if process else "")
+            container = process.container_id if process else ""
+            known = self._owners[pid, tid] = Owner(comm, container, next(iter(gpus)) if len(gpus) == 1 else "")
+        return known
+
+    def _flush(self) -> None:
+        """Writes what is ready: kernels first, the account of the time last, so that it never claims unwritten rows."""
+        self._gpus.refresh()
+        paired = np.concatenate(self._ready) if self._ready else np.zeros(0, PAIRED)
+        self._ready, self._ready_count = [], 0
+        events, kernels = self._rows.make(paired)
+        fresh = [kernel for kernel in kernels if kernel.id not in self._known_kernels]
+        self._known_kernels.update(kernel.id for kernel in fresh)
+        unresolved = self._rows.unresolved(events)
+        launches = int(np.count_nonzero(paired["event"]["kind"] != Kind.SYNC))
+        self._stretch.events += len(events)
+        self._stretch.unresolved_launches += unresolved
+        self.summary.events += len(events)
+        self.summary.launches += launches
+        self.summary.unresolved_launches += unresolved
+        self.summary.kernels = len(self._known_kernels)
+        if fresh:
+            self._unwritten.append(("kernels", self._kernel_rows(fresh)))
+        if len(events):
+            self._unwritten.append(("cuda_events", events))
+        self._unwritten.append(("agent_health", self._account()))
+        self._write()
+        for pid in self._targets.reap():
+            self._pairing.process_ended(pid)
+            self._names.forget(pid)
+            for owner in [key for key in self._owners if key[0] == pid]:
+                del self._owners[owner]
+
+    def _account(self) -> pa.Table:
+        now = time.time_ns()
+        lost = self.summary.lost - self._counted
+        self._counted = self.summary.lost
+        row = self._stretch.row(
+            now, self._service, self._host, self._options.tracing.layers.value, lost, self._program.attached
+        )
+        self._stretch = Stretch(now)
+        return row
+
+    def _kernel_rows(self, kernels: list[Kernel]) -> pa.Table:
+        now = time.time_ns()
+        return pa.Table.from_pylist(
+            [
+                {
+                    "kernel_id": kernel.id,
+                    "mangled_name": kernel.mangled,
+                    "kernel_name": kernel.name,
+                    "name_source": kernel.source,
+                    "first_seen_ns": now,
+                    "service": self._service,
+                    "host": self._host,
+                }
+                for kernel in kernels
+            ],
+            schema=KERNELS,
+        )
+
+    def _write(self) -> None:
+        while self._unwritten:
+            table, rows = self._unwritten[0]
+            try:
+                self._writer.write(table, rows)
+            except OSError as error:
+                if not self._disk_warned:
+                    self._note(
+                        f"{self._options.directory} cannot be written ({error.strerror}): keeping rows in memory"
+                    )
+                self._disk_warned = True
+                self._shed()
+                return
+            self._unwritten.pop(0)
+        self._disk_warned = False
+
+    def _shed(self) -> None:
+        """While the disk is full memory stays bounded: the oldest rows go, and are counted as lost."""
+        while sum(len(rows) for _, rows in self._unwritten) > _KEEP_AT_MOST_ROWS:
+            _, rows = self._unwritten.pop(0)
+            self._stretch.dropped += len(rows)
+            self.summary.dropped += len(rows)
+
+    def _finish(self) -> None:
+        self._flush()
+        self._show()
+        for build in sorted(self._names.unconfirmed()):
+            self._note(
+                f"names are not read on this CUDA driver (build {build or 'unknown'}): nothing has confirmed where it"
+                " keeps them; record a program from its start once, and this host knows"
+            )
+        if self._targets.slow_sites:
+            self._note(
+                f"single-stepped, about 20 us a call in a virtual machine: {', '.join(self._targets.slow_sites)}"
+            )
+        if self._unwritten:
+            rows = sum(len(rows) for table, rows in self._unwritten if table == "cuda_events")
+            raise AgentError(
+                f"{rows} events could not be written to {self._options.directory}: free space there and record again"
+            )
+
+    def _show(self) -> None:
+        self.summary.elapsed_s = time.monotonic() - self._began
+        self.summary.cpu_s = time.process_time() - self._cpu_began
+        self.summary.bytes_written = self._writer.bytes_written
+        self.summary.segments = self._writer.segments_written
+        self._progress(self.summary)
+
+    def _note(self, warning: str) -> None:
+        if warning not in self.summary.warnings:
+            self.summary.warnings.append(warning)
+            self._warn(warning)
+
+
+def _default_service(options: Options) -> str:
+    if options.command:
+        return Path(options.command[0]).name
+    found = procfs.stat(min(options.pids)) if options.pids else None
+    return found.comm if found else "host"
+
+
+def _uses_cuda(pid: int) -> bool:
+    return any("libcuda" in mapping.path for mapping in procfs.file_mappings(pid))

@@ -1,0 +1,130 @@
+"""From paired records to rows of `cuda_events`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from kdiff.agent.names import Kernel
+from kdiff.probes.points import POINTS
+from kdiff.probes.wire import Kind, WireFlags
+from kdiff.queries.tables import CUDA_EVENTS, KIND_GRAPH_LAUNCH, KIND_LAUNCH, KIND_SYNC, EventFlags
+
+_KINDS: Final = {Kind.LAUNCH: KIND_LAUNCH, Kind.GRAPH_LAUNCH: KIND_GRAPH_LAUNCH, Kind.SYNC: KIND_SYNC}
+_APIS: Final = [point.api for point in POINTS]
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The columns that a process or a thread gives its rows."""
+
+    comm: str
+    container_id: str
+    gpu_uuid: str
+
+
+@dataclass
+class RowMaker:
+    """Knows whose rows these are. `kernel(pid, generation, handle)`, `owner(pid, tid)`: look-ups, called once a key."""
+
+    service: str
+    host: str
+    kernel: Callable[[int, int, int], Kernel]
+    owner: Callable[[int, int], Owner]
+
+    def make(self, paired: NDArray[np.void]) -> tuple[pa.Table, set[Kernel]]:
+        """Rows for every launch, graph launch and sync among `paired` (their times Unix ns), and their kernels."""
+        kinds = paired["event"]["kind"]
+        paired = paired[np.isin(kinds, [int(k) for k in _KINDS])]
+        event = paired["event"]
+        count = len(event)
+        kernels, which = self._kernels(event)
+        owners, whose = self._owners(event)
+        resolved = np.array([k is None or k.resolved for k in kernels], bool)
+        flags = (
+            paired["captured"] * np.uint16(EventFlags.CAPTURED)
+            | (~resolved)[which] * np.uint16(EventFlags.UNRESOLVED)
+            | ((event["flags"] & WireFlags.NO_RETURN) != 0) * np.uint16(EventFlags.NO_RETURN)
+        )
+        columns: dict[str, pa.Array] = {
+            "timestamp_ns": pa.array(event["timestamp_ns"].astype(np.int64)),
+            "duration_ns": pa.array(event["duration_ns"].astype(np.int64)),
+            "kind": _dictionary(event["kind"], {int(k): v for k, v in _KINDS.items()}),
+            "api": _dictionary(event["api"], dict(enumerate(_APIS))),
+            "kernel_name": _named(which, ["" if k is None else k.name for k in kernels]),
+            "kernel_id": pa.array(np.array([0 if k is None else k.id for k in kernels], np.uint64)[which]),
+            "service": _constant(self.service, count),
+            "host": _constant(self.host, count),
+            "gpu_uuid": _named(whose, [o.gpu_uuid for o in owners]),
+            "pid": pa.array(event["pid"]),
+            "container_id": _named(whose, [o.container_id for o in owners]),
+            "tid": pa.array(event["tid"]),
+            "comm": _named(whose, [o.comm for o in owners]),
+            "stream": pa.array(event["stream"]),
+            **{f"grid_{axis}": pa.array(event["grid"][:, i]) for i, axis in enumerate("xyz")},
+            **{f"block_{axis}": pa.array(event["block"][:, i]) for i, axis in enumerate("xyz")},
+            "shared_bytes": pa.array(event["shared_bytes"]),
+            "status": pa.array(event["status"]),
+            "completion_ns": pa.array(paired["completion_ns"]),
+            "batch_launches": pa.array(paired["batch_launches"]),
+            "flags": pa.array(flags.astype(np.uint16)),
+        }
+        table = pa.Table.from_arrays([columns[name] for name in CUDA_EVENTS.names], schema=CUDA_EVENTS)
+        return table, {k for k in kernels if k is not None}
+
+    @staticmethod
+    def unresolved(rows: pa.Table) -> int:
+        """How many of the rows are launches of a kernel without a name."""
+        return int(np.count_nonzero(rows["flags"].to_numpy() & np.uint16(EventFlags.UNRESOLVED)))
+
+    def _kernels(self, event: NDArray[np.void]) -> tuple[list[Kernel | None], NDArray[np.int64]]:
+        """Kernels, the first of which is none, and for each event which one it launched."""
+        kernels: list[Kernel | None] = [None]
+        which = np.zeros(len(event), np.int64)
+        launches = np.flatnonzero(event["kind"] == Kind.LAUNCH)
+        process = event["pid"][launches].astype(np.uint64) << np.uint64(32) | event["generation"][launches]
+        distinct, of_process = _encode(process)
+        for index, one in enumerate(distinct):
+            rows = launches[of_process == index]
+            handles, codes = _encode(event["handle"][rows])
+            which[rows] = codes + len(kernels)
+            pid, generation = int(one) >> 32, int(one) & 0xFFFFFFFF
+            kernels += [self.kernel(pid, generation, int(handle)) for handle in handles]
+        return kernels, which
+
+    def _owners(self, event: NDArray[np.void]) -> tuple[list[Owner], NDArray[np.int64]]:
+        threads, whose = _encode(event["pid"].astype(np.uint64) << np.uint64(32) | event["tid"])
+        return [self.owner(int(t) >> 32, int(t) & 0xFFFFFFFF) for t in threads], whose
+
+
+def _encode(values: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Distinct values in order of appearance, and for each value its position among them."""
+    if len(values) and (values == values[0]).all():
+        return values[:1], np.zeros(len(values), np.int64)
+    encoded = pa.array(values).dictionary_encode()
+    return encoded.dictionary.to_numpy(), encoded.indices.to_numpy().astype(np.int64)
+
+
+def _named(which: NDArray[np.int64], names: Sequence[str]) -> pa.DictionaryArray:
+    """Dictionary strings; equal names of different entries become one."""
+    unique: dict[str, int] = {}
+    codes = np.array([unique.setdefault(name, len(unique)) for name in names], np.int32)
+    values = pa.array(list(unique), pa.string())
+    return pa.DictionaryArray.from_arrays(pa.array(codes[which] if len(codes) else which.astype(np.int32)), values)
+
+
+def _dictionary(codes: NDArray[np.uint8], names: dict[int, str]) -> pa.DictionaryArray:
+    """Dictionary strings of small codes."""
+    lookup = np.zeros(256, np.int32)
+    for position, code in enumerate(names):
+        lookup[code] = position
+    return pa.DictionaryArray.from_arrays(pa.array(lookup[codes]), pa.array(list(names.values()), pa.string()))
+
+
+def _constant(value: str, count: int) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([value], pa.string()))

@@ -1,0 +1,90 @@
+"""Segments: immutable Parquet files, one folder a table, that may be read while more are written.
+
+A segment is written under a hidden name, fsynced and renamed, so that a reader sees a whole segment or none, also
+after a kill or a power cut. When the disk is full the rows stay in memory and are tried again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kdiff.agent.errors import AgentError
+from kdiff.queries.tables import TABLES
+
+_COMPRESSION_LEVEL: Final = 3
+_DELTA: Final = ("timestamp_ns", "duration_ns", "completion_ns")
+
+
+class SegmentWriter:
+    """Writes the tables of one capture directory."""
+
+    def __init__(self, directory: Path, host: str, boot_id: str, began_ns: int) -> None:
+        """Creates the directory. Raises AgentError when that cannot be."""
+        self.directory = directory
+        self._prefix = f"{_safe(host)}-{boot_id[:8]}-{began_ns}"
+        self._sequence = 0
+        self.bytes_written = 0
+        self.segments_written = 0
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            probe = directory / f".{self._prefix}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise AgentError(
+                f"{directory} cannot be written ({error.strerror}): name another directory with -o"
+            ) from error
+
+    def write(self, table: str, rows: pa.Table) -> Path:
+        """Writes one segment and returns its path. Raises OSError, leaving no trace, when the disk refuses."""
+        folder = self.directory / table
+        folder.mkdir(exist_ok=True)
+        name = f"{self._prefix}-{self._sequence:08d}.parquet"
+        beside, final = folder / f".{name}.tmp", folder / name
+        try:
+            with open(beside, "xb") as file:
+                pq.write_table(rows, file, **_layout(table))
+                file.flush()
+                os.fsync(file.fileno())
+                size = file.tell()
+            beside.rename(final)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+            raise
+        _sync_directory(folder)
+        self._sequence += 1
+        self.bytes_written += size
+        self.segments_written += 1
+        return final
+
+
+def _layout(table: str) -> dict[str, object]:
+    schema = TABLES[table]
+    delta = [name for name in schema.names if name in _DELTA]
+    return {
+        "compression": "zstd",
+        "compression_level": _COMPRESSION_LEVEL,
+        "use_dictionary": [name for name in schema.names if name not in delta],
+        "column_encoding": dict.fromkeys(delta, "DELTA_BINARY_PACKED"),
+        "write_statistics": True,
+        "data_page_size": 1 << 20,
+    }
+
+
+def _sync_directory(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _safe(host: str) -> str:
+    return "".join(c if c.isalnum() or c in "-." else "_" for c in host) or "host"

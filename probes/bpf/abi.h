@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * Function arguments by register and stack, at the first instruction of a function.
+ *
+ * READ keeps the compiler from merging reads of different registers on two branches into one read through a computed
+ * pointer into the context, which the verifier refuses.
+ */
+#define READ(expression)                                                                                               \
+    ({                                                                                                                 \
+        u64 value_ = (expression);                                                                                     \
+        asm volatile("" : "+r"(value_));                                                                               \
+        value_;                                                                                                        \
+    })
+#if defined(KDIFF_ARM64)
+/* AAPCS64: eight argument registers, the stack holds the ninth onwards, the return address is x30. */
+#define ARG1(ctx) ((ctx)->regs[0])
+#define ARG2(ctx) ((ctx)->regs[1])
+#define ARG3(ctx) ((ctx)->regs[2])
+#define ARG4(ctx) ((ctx)->regs[3])
+#define ARG5(ctx) ((ctx)->regs[4])
+#define ARG6(ctx) ((ctx)->regs[5])
+#define RESULT(ctx) ((ctx)->regs[0])
+#define SP(ctx) ((ctx)->sp)
+#define ENTRY_SP(ctx) ((ctx)->sp) /* at return: what SP was at entry */
+#else
+/* System V x86-64: six argument registers, the seventh onwards above the return address. */
+#define ARG1(ctx) ((ctx)->di)
+#define ARG2(ctx) ((ctx)->si)
+#define ARG3(ctx) ((ctx)->dx)
+#define ARG4(ctx) ((ctx)->cx)
+#define ARG5(ctx) ((ctx)->r8)
+#define ARG6(ctx) ((ctx)->r9)
+#define RESULT(ctx) ((ctx)->ax)
+#define SP(ctx) ((ctx)->sp)
+#define ENTRY_SP(ctx) ((ctx)->sp - 8)
+#endif
+
+static __always_inline u64 caller_of(struct pt_regs *ctx)
+{
+#if defined(KDIFF_ARM64)
+    return ctx->regs[30];
+#else
+    u64 address = 0;
+    bpf_probe_read_user(&address, sizeof(address), (void *)ctx->sp);
+    return address;
+#endif
+}
+
+/* Integer arguments seven to nine. */
+static __always_inline void read_further(struct pt_regs *ctx, u64 *above)
+{
+#if defined(KDIFF_ARM64)
+    above[0] = ctx->regs[6];
+    above[1] = ctx->regs[7];
+    bpf_probe_read_user(&above[2], sizeof(above[2]), (void *)ctx->sp);
+#else
+    bpf_probe_read_user(above, 3 * sizeof(above[0]), (void *)(ctx->sp + 8));
+#endif
+}
