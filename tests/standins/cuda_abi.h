@@ -66,6 +66,7 @@ typedef void *cudaEvent_t;
 typedef void *cudaGraph_t;
 typedef void *cudaGraphExec_t;
 typedef void *cudaFunction_t;
+typedef void *cudaKernel_t;
 
 enum {
     cudaSuccess = 0,

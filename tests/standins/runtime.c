@@ -113,8 +113,9 @@ struct fat_binary {
     CUlibrary library; /* NULL until first use */
 };
 
-/* Open addressing over host functions. Keys are only ever added, so a launch reads the table without the lock;
- * `kernel` is NULL until first use and again after unregistration. */
+/* Open addressing over host functions, and over the handles of loaded kernels, which may stand for them in a launch.
+ * Keys are only ever added, so a launch reads the table without the lock; `kernel` is NULL until first use and again
+ * after unregistration. */
 struct function {
     const void *host;
     CUkernel kernel;
@@ -137,6 +138,21 @@ static struct function *function_slot(const void *host)
     }
 }
 
+/* With the registry locked. */
+static void add_function(const void *host, struct fat_binary *binary, char *name, CUkernel kernel)
+{
+    struct function *function = function_slot(host);
+    if (!function->host && ++function_count == MAX_FUNCTIONS) {
+        fprintf(stderr, "stand-in runtime: too many kernels\n");
+        abort();
+    }
+    free(function->name);
+    function->name = name;
+    function->binary = binary;
+    __atomic_store_n(&function->kernel, kernel, __ATOMIC_RELEASE);
+    __atomic_store_n(&function->host, host, __ATOMIC_RELEASE);
+}
+
 static CUkernel load_kernel(struct function *function)
 {
     CUkernel kernel = NULL;
@@ -148,6 +164,8 @@ static CUkernel load_kernel(struct function *function)
     if (binary && binary->library && driver.library_kernel(&kernel, binary->library, function->name) != CUDA_SUCCESS)
         kernel = NULL;
     __atomic_store_n(&function->kernel, kernel, __ATOMIC_RELEASE);
+    if (kernel)
+        add_function(kernel, binary, NULL, kernel);
     pthread_mutex_unlock(&registry);
     return kernel;
 }
@@ -182,16 +200,7 @@ EXPORT void __cudaRegisterFunction(void **handle, const char *host, char *device
 {
     (void)device_function, (void)thread_limit, (void)tid, (void)bid, (void)block, (void)grid, (void)warp_size;
     pthread_mutex_lock(&registry);
-    struct function *function = function_slot(host);
-    if (!function->host && ++function_count == MAX_FUNCTIONS) {
-        fprintf(stderr, "stand-in runtime: too many kernels\n");
-        abort();
-    }
-    free(function->name);
-    function->name = strdup(device_name);
-    function->binary = (struct fat_binary *)handle;
-    __atomic_store_n(&function->kernel, NULL, __ATOMIC_RELEASE);
-    __atomic_store_n(&function->host, host, __ATOMIC_RELEASE);
+    add_function(host, (struct fat_binary *)handle, strdup(device_name), NULL);
     pthread_mutex_unlock(&registry);
 }
 
@@ -216,6 +225,14 @@ EXPORT cudaError_t cudaGetFuncBySymbol(cudaFunction_t *function, const void *hos
         return cudaErrorInitializationError;
     *function = runtime_kernel(host);
     return *function ? cudaSuccess : runtime_result(cudaErrorInvalidDeviceFunction);
+}
+
+EXPORT cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *host)
+{
+    if (runtime_ready() != cudaSuccess)
+        return cudaErrorInitializationError;
+    *kernel = runtime_kernel(host);
+    return *kernel ? cudaSuccess : runtime_result(cudaErrorInvalidDeviceFunction);
 }
 
 EXPORT cudaError_t cudaGetLastError(void)

@@ -57,6 +57,18 @@ EXPORT cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 block,
     return launch(function, grid, block, args, shared, stream, 0);
 }
 
+/* What nvcc 13's launches call. As in the real runtime it jumps to cudaLaunchKernel, with the arguments in place: who
+ * probes both sees one launch twice. */
+extern __typeof__(cudaLaunchKernel) launch_kernel_here __attribute__((alias("cudaLaunchKernel"), visibility("hidden")));
+__asm__(".text\n"
+        ".globl __cudaLaunchKernel\n"
+#ifdef STANDIN_STATIC
+        ".hidden __cudaLaunchKernel\n"
+#endif
+        ".type __cudaLaunchKernel, @function\n"
+        "__cudaLaunchKernel: jmp launch_kernel_here\n"
+        ".size __cudaLaunchKernel, . - __cudaLaunchKernel\n");
+
 EXPORT cudaError_t cudaLaunchKernel_ptsz(const void *function, dim3 grid, dim3 block, void **args, size_t shared,
                                          cudaStream_t stream)
 {

@@ -1,5 +1,6 @@
 /* The process around the load: signals, threads, changes by the clock, the report. */
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,6 @@
 #define STANDIN_WORKLOAD_H
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <time.h>
@@ -14,6 +13,8 @@
 
 cudaError_t cudaLaunchKernel(const void *, dim3, dim3, void **, size_t, cudaStream_t);
 cudaError_t cudaLaunchKernel_ptsz(const void *, dim3, dim3, void **, size_t, cudaStream_t);
+cudaError_t __cudaGetKernel(cudaKernel_t *, const void *);
+cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void **, size_t, cudaStream_t);
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *, const void *, void **);
 cudaError_t cudaLaunchKernelExC_ptsz(const cudaLaunchConfig_t *, const void *, void **);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t);
@@ -46,7 +47,7 @@ void __cudaUnregisterFatBinary(void **);
     F(cudaDeviceSynchronize) F(cudaEventSynchronize) F(cudaStreamCreate) F(cudaStreamDestroy) F(cudaEventCreate) \
     F(cudaEventRecord) F(cudaEventRecord_ptsz) F(cudaEventDestroy) F(cudaStreamBeginCapture) \
     F(cudaStreamEndCapture) F(cudaGraphInstantiate) F(cudaGraphExecDestroy) F(cudaGraphDestroy) \
-    F(cudaGetFuncBySymbol) F(cudaFree) F(__cudaRegisterFatBinary) F(__cudaRegisterFatBinaryEnd) \
+    F(cudaGetFuncBySymbol) F(__cudaGetKernel) F(__cudaLaunchKernel) F(cudaFree) F(__cudaRegisterFatBinary) F(__cudaRegisterFatBinaryEnd) \
     F(__cudaRegisterFunction) F(__cudaUnregisterFatBinary)
 
 CUresult cuInit(unsigned int);
@@ -142,7 +143,7 @@ struct options {
     enum sync_kind sync_kind;
     enum stream_kind stream_kind;
     enum api api;
-    bool ptsz, lazy, fork, print_rate, fail_zero_grid;
+    bool ptsz, nvcc13, lazy, fork, print_rate, fail_zero_grid;
     unsigned threads, streams, shared_bytes;
     uint64_t seed, fail_every, reload_every, graph, capture;
     size_t name_length;
@@ -192,7 +193,7 @@ struct worker {
     uint64_t by_api[API_COUNT];
 };
 
-extern volatile sig_atomic_t stop;
+extern _Atomic int stop;         /* set by a signal or the clock */
 extern bool ticketed;            /* something is to happen at a certain launch */
 extern bool swapping;            /* modules come and go while threads launch */
 extern pthread_rwlock_t modules; /* launching reads, swapping writes */

@@ -24,6 +24,7 @@ static const char help[] =
     "  --default-stream    the legacy default stream      --per-thread-stream  the handle 0x2\n"
     "  --api NAME          runtime, driver, runtime-ex, driver-ex, mixed (all four in turn)\n"
     "  --ptsz              the per-thread-default-stream forms of the calls\n"
+    "  --nvcc13            --api runtime as nvcc 13 compiles it: __cudaLaunchKernel with the kernel's handle\n"
     "  --shared BYTES      dynamic shared memory of each launch\n"
     "  --seed N            of the durations, arrivals and draws (1)\n"
     "\n"
@@ -190,6 +191,7 @@ static void lengthen_names(void)
     FLAG("per-thread-stream", options.stream_kind = STREAM_PER_THREAD) \
     VALUE("api", options.api = parse_api(optarg)) \
     FLAG("ptsz", options.ptsz = true) \
+    FLAG("nvcc13", options.nvcc13 = true) \
     VALUE("shared", options.shared_bytes = (unsigned)count(optarg, "--shared")) \
     VALUE("seed", options.seed = count(optarg, "--seed")) \
     VALUE("sync-every", options.sync_every = count(optarg, "--sync-every")) \

@@ -5,9 +5,10 @@
 
 #include "workload.h"
 
-volatile sig_atomic_t stop;
+_Atomic int stop;
 bool ticketed, swapping;
-pthread_rwlock_t modules = PTHREAD_RWLOCK_INITIALIZER;
+/* The default kind would let busy threads keep a swap waiting for ever. */
+pthread_rwlock_t modules = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
 pthread_barrier_t all_ready, may_go;
 
 static uint64_t tickets; /* launches begun by all threads; counted only when something depends on it */
@@ -54,6 +55,11 @@ static struct kernel *pick_kernel(struct worker *worker, uint64_t turn)
 static int launch_by(enum api api, const struct kernel *kernel, dim3 grid, dim3 block, cudaStream_t stream)
 {
     unsigned shared = options.shared_bytes;
+    if (api == API_RUNTIME && options.nvcc13) {
+        cudaKernel_t handle;
+        check(rt.__cudaGetKernel(&handle, kernel->stub), "get kernel");
+        return rt.__cudaLaunchKernel(handle, grid, block, NULL, shared, stream);
+    }
     if (api == API_RUNTIME)
         return (options.ptsz ? rt.cudaLaunchKernel_ptsz : rt.cudaLaunchKernel)(kernel->stub, grid, block, NULL,
                                                                                shared, stream);
