@@ -93,7 +93,7 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
     for side, evidence in sides.items():
         if not census[side] and not recordings[side].coverage:
             held = holdings(evidence.store, evidence.service)
-            raise KdiffError(f"nothing was recorded in the {side} window {evidence.window}: {held}")
+            raise KdiffError(f"nothing was recorded in the {side} window {evidence.window.brief()}: {held}")
     needed = math.ceil(round(MIN_EXCEEDANCES / (1.0 - options.policy.quantile), 6))
     pairing = pair_kernels(
         census["before"], census["after"], options.renames, options.patterns, options.min_share, needed
@@ -307,10 +307,10 @@ def _recording_warnings(sides: Mapping[str, Evidence], recordings: Mapping[str, 
     for side, recording in recordings.items():
         window = sides[side].window
         if not recording.hosts:
-            warnings.append(f"no agent's account covers the {side} window {window}: what was lost is not known")
+            warnings.append(f"no agent's account covers the {side} window {window.brief()}: what was lost is not known")
             continue
         if recording.coverage < MIN_COVERAGE:
-            warnings.append(f"only {recording.coverage:.0%} of the {side} window {window} was recorded")
+            warnings.append(f"only {recording.coverage:.0%} of the {side} window {window.brief()} was recorded")
             continue
         for host, coverage in recording.hosts.items():
             if coverage < MIN_COVERAGE:

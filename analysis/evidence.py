@@ -153,6 +153,8 @@ class Evidence:
         if metric in ("completion", "graph"):
             params["batch_max"] = 1 if isolated else 0
         table = self.store.query(_QUERIES[metric], params)
+        if not table.num_rows:
+            return {}
         ordered = np.array(sorted(keys), dtype=np.uint64)
         index = np.array([keys[int(key)] for key in ordered], dtype=np.int32)
         codes = index[np.searchsorted(ordered, table["kernel_key"].to_numpy())]
@@ -206,7 +208,7 @@ def holdings(store: Store, service: str = "") -> str:
     found = extent(store, service)
     if found is None:
         return f"the store {store.name} is empty: wait for the agent's next flush, or name another with --store"
-    return f"the store {store.name} holds {utc_short(found.from_ns)}..{utc_short(found.to_ns)}"
+    return f"the store {store.name} holds {utc_short(found.from_ns)}..{utc_short(found.to_ns)}: choose a window in it"
 
 
 def _share(lost: int, received: int) -> float:

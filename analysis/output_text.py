@@ -12,6 +12,13 @@ from kdiff.analysis.window import length_text, utc_short
 from kdiff.queries.printable import cells, printable, shorten
 
 _HEAD_SHARES = (0.4, 0.65, 0.2, 0.85)
+_MEASURES = {
+    "device": "device time",
+    "completion": "completion",
+    "launch": "time in the host call",
+    "graph": "graph completion",
+    "mixed": "each kernel's metric",
+}
 _UNDECIDED = (Verdict.INCONCLUSIVE, Verdict.NOT_ENOUGH_DATA)
 
 
@@ -78,12 +85,16 @@ def headline(report: Report, width: int = 200) -> str:
     if report.verdict is Verdict.REGRESSED:
         worst = next(k for k in report.kernels if k.verdict is Verdict.REGRESSED)
         others = sum(k.verdict is Verdict.REGRESSED for k in report.kernels) - 1
-        facts = (
-            f" {named} {change(worst.ratio)} {interval(worst.ci)} ({worst.metric}), "
-            f"{duration(worst.value_before)} -> {duration(worst.value_after)}"
-        )
-        facts += f", and {others} more" if others else ""
-        return _with_name("REGRESSED: ", worst.kernel, facts, width)
+        moved = f", {duration(worst.value_before)} -> {duration(worst.value_after)}"
+        more = f", and {others} more" if others else ""
+        core = f" {named} {change(worst.ratio)}"
+        full = f"{core} {interval(worst.ci)} ({worst.metric})"
+        # One line if it can be: the table above has what is dropped here.
+        for facts in (full + moved + more, full + more, core + more):
+            line = _with_name("REGRESSED: ", worst.kernel, facts, width)
+            if cells(line) <= width:
+                break
+        return line
     compared = [k for k in report.kernels if k.verdict not in (Verdict.NEW, Verdict.GONE)]
     if report.verdict is Verdict.PASS:
         metrics = " and ".join(sorted({k.metric for k in compared}))
@@ -93,10 +104,11 @@ def headline(report: Report, width: int = 200) -> str:
         return f"{report.word}: {printable(report.cause)}"
     undecided = [k for k in compared if k.verdict in _UNDECIDED]
     reason = undecided[0].reasons[0].rstrip(".") if undecided and undecided[0].reasons else "see above"
-    start = f"{report.word}: {len(undecided)} of {len(compared)} kernels, first "
-    facts = f" ({printable(reason)})"
-    line = _with_name(start, undecided[0].kernel if undecided else "", facts, width)
-    return line if cells(line) <= width else _with_name(start, undecided[0].kernel, "", width)
+    start = f"{report.word}: {len(undecided)} of {len(compared)} kernels cannot be judged: "
+    name = undecided[0].kernel if undecided else ""
+    more = f" and {len(undecided) - 1} more" if len(undecided) > 1 else ""
+    line = _with_name(start, name, f" ({printable(reason)}){more}", width)
+    return line if cells(line) <= width else _with_name(start, name, more, width)
 
 
 def window_line(window: WindowReport) -> str:
@@ -118,8 +130,9 @@ def window_facts(window: WindowReport) -> str:
 def judged_line(report: Report) -> str:
     """What is judged, how strictly, and how the windows are cut."""
     cuts = [f"{w.buckets} x {length_text(w.bucket_ns)}" for w in (report.before, report.after)]
+    what = _MEASURES.get(report.metric, "nothing")
     cut = cuts[0] if cuts[0] == cuts[1] else " and ".join(cuts)
-    return f"{quantile_name(report.quantile)} of {report.metric}, tolerance {100 * report.tolerance:g}%, cut into {cut}"
+    return f"{quantile_name(report.quantile)} of {what}, tolerance {100 * report.tolerance:g}%, 90% intervals, {cut} stretches"
 
 
 def rare_line(report: Report, width: int) -> str:

@@ -50,6 +50,7 @@ _DATE: Final = re.compile(
     r"(?P<offset>[Zz]|[+-][0-9]{2}(?::?[0-9]{2})?)?)?"
     r"(?:\[(?P<zone>[^\]\[]*)\])?"
 )
+_DOTS: Final = re.compile(r"\.\.(?![^\[]*\])")  # not inside the brackets of a zone
 _UNIX: Final = re.compile(r"[0-9]{1,19}(?:\.[0-9]{1,18})?")
 _ZONE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_+/-]{0,63}")
 # The smallest value of each unit: below 1e8 s (March 1973) a number is more likely 20261127 or a slip.
@@ -141,7 +142,7 @@ def check_pair(before: Window, after: Window, now_ns: int, same_store: bool) -> 
     common = before.overlap_ns(after)
     if same_store and common:
         raise SpecError(
-            f"the before and after windows overlap by {length_text(common)} ({before} and {after}): "
+            f"the before and after windows overlap by {length_text(common)} ({before.brief()} and {after.brief()}): "
             "give windows that share no time"
         )
     warnings = []
@@ -159,9 +160,9 @@ class _NotATimeError(SpecError):
 
 
 def _window(text: str, side: Side, now_ns: int, window_ns: int) -> Window:
-    start, dots, end = text.partition("..")
-    if dots:
-        return _ordered(parse_instant(start, now_ns), parse_instant(end, now_ns))
+    ends = _DOTS.split(text, maxsplit=1)
+    if len(ends) == 2:
+        return _ordered(parse_instant(ends[0], now_ns), parse_instant(ends[1], now_ns))
     start, length = _split_length(text)
     instant = parse_instant(start, now_ns)
     if length is not None:

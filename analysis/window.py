@@ -47,6 +47,10 @@ class Window:
         count = minutes if minutes >= MIN_BUCKETS else min(SHORT_BUCKETS, self.length_ns)
         return count, -(-self.length_ns // count)
 
+    def brief(self) -> str:
+        """A..B to the millisecond, for people; str() is exact and can be given as a SPEC."""
+        return f"{utc_short(self.from_ns)}..{utc_short(self.to_ns)}"
+
     def __str__(self) -> str:
         return f"{utc(self.from_ns)}..{utc(self.to_ns)}"
 
