@@ -20,6 +20,8 @@ from kdiff.analysis import quantiles
 
 RECOMMENDED_BUCKETS = 120
 """Stretches to cut a window into: 9 degrees of freedom, enough to tell one kernel among hundreds."""
+SLOWEST = 4
+"""The fewest cosines that estimate a variance."""
 BURST_SCALE = 4.0
 """Bursts are scaled by no more than this: beyond it the few launches of the far tail are all there is to scale."""
 
@@ -125,7 +127,7 @@ class RatioLimits(NamedTuple):
 
 def degrees_of_freedom(filled: int) -> int:
     """Number of cosines: max(4, floor(0.4 T^(2/3))) for T filled buckets (Lazarus et al. 2018)."""
-    return max(4, math.floor(0.4 * math.pow(filled, 2.0 / 3.0)))
+    return max(SLOWEST, math.floor(0.4 * math.pow(filled, 2.0 / 3.0)))
 
 
 def tail_estimate(sample: Sample, q: float) -> TailEstimate:
@@ -220,8 +222,12 @@ def _cosines(size: int, nu: int) -> NDArray[np.float64]:
 
 
 def _long_run(projected: NDArray[np.float64]) -> NDArray[np.float64]:
-    """V = (T/nu) sum_j L_j^2 from the residuals' products with `_cosines`; shape (nu, ...) to (...)."""
-    return np.asarray(np.mean(np.square(projected), axis=0))
+    """V = (T/nu) sum_j L_j^2 from the residuals' products with `_cosines`; shape (nu, ...) to (...).
+
+    The slowest 4 cosines alone set it if they say more: the others average away what moves as slowly as the window.
+    """
+    power = np.square(projected)
+    return np.asarray(np.maximum(power.mean(axis=0), power[:SLOWEST].mean(axis=0)), dtype=np.float64)
 
 
 def _evidence_above(

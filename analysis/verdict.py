@@ -21,7 +21,7 @@ K = TypeVar("K")
 
 MIN_EXCEEDANCES = 20
 """Launches above the quantile that a window must hold (2,000 launches at p99)."""
-MIN_EFFECTIVE_EXCEEDANCES = 8.0
+MIN_EFFECTIVE_EXCEEDANCES = 6.0
 """The same after the allowance for autocorrelation, which is itself an estimate and so gets slack."""
 MIN_BUCKETS = 30
 """Buckets with launches that a window must have for its autocorrelation to be estimated."""

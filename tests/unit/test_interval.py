@@ -63,6 +63,22 @@ def test_variance_of_a_step_by_hand() -> None:
     assert estimate.variance == pytest.approx(max(serial, 200 * 0.99 * 0.01))
 
 
+def test_a_slow_wave_is_not_averaged_away_by_the_faster_cosines() -> None:
+    # Bucket t holds 100 launches, of which the slow ones follow one half-wave: the first cosine alone.
+    buckets, per = 200, 100
+    wave = np.cos(np.pi * (np.arange(buckets) + 0.5) / buckets)
+    slow = np.rint(1.0 + wave).astype(int)
+    values = np.full((buckets, per), 1000, dtype=np.int64)
+    for t in range(buckets):
+        values[t, : slow[t]] = 2000
+    estimate = tail_estimate(
+        Sample(values.ravel(), np.repeat(np.arange(buckets, dtype=np.int32), per), buckets), 1.0 - slow.mean() / per
+    )
+    first = math.sqrt(2.0 / buckets) * float(wave @ (slow - slow.mean()))
+    assert estimate.nu == 13
+    assert estimate.variance == pytest.approx(buckets / 4 * first**2, rel=0.05)
+
+
 def test_bursts_cost_effective_launches() -> None:
     values = np.full(6000, 1000, dtype=np.int64)
     values[:60] = np.arange(2000, 2060)  # All of the slowest 1% in the first stretch.
