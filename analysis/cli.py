@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from shutil import get_terminal_size
@@ -154,7 +155,7 @@ def kernels_command(
     """List the kernels that ran: launches, average and p99 of each, since when, and what was lost."""
     now_ns = time.time_ns()
     length_ns = timespec.parse_length(window)
-    parsed = timespec.parse(spec, "before", now_ns, length_ns, option="SPEC") if spec else Path(store)
+    parsed = timespec.parse(spec, "before", now_ns, length_ns, option="SPEC") if spec else None
 
     from kdiff.analysis import listing
 
@@ -172,7 +173,8 @@ def main() -> None:
     """Run the command line and exit: 0, 1, 2 or 3 as documented, 130 when interrupted."""
     for stream in (sys.stdout, sys.stderr):
         # A name that the terminal cannot show must not be a traceback.
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGTERM, _terminate)  # leave through the context managers: they remove what is temporary
     try:
         app(prog_name=PROGRAM)
@@ -187,7 +189,7 @@ def main() -> None:
         _fail(f"unexpected {kind}: {printable(str(error).partition(chr(10))[0])[:300]}; {ISSUES}", 2)
 
 
-Opener = Callable[[Path], "CaptureStore"]
+Opener = Callable[[str], "CaptureStore"]
 
 
 @contextmanager
@@ -195,15 +197,15 @@ def _stores() -> Iterator[Opener]:
     """Yield a function that opens each capture once, and close them all."""
     opened: dict[str, CaptureStore] = {}
 
-    def open_once(path: Path) -> CaptureStore:
+    def open_once(name: str) -> CaptureStore:
         from kdiff.queries.store import open_store
 
-        try:
-            key = os.path.realpath(path.expanduser())
-        except (ValueError, RuntimeError):
-            key = str(path)
+        # A name that has no real path fails in open_store, with a sentence.
+        key = name
+        with suppress(ValueError, OSError):
+            key = os.path.realpath(os.path.expanduser(name))
         if key not in opened:
-            opened[key] = open_store(str(path))
+            opened[key] = open_store(name)
         return opened[key]
 
     try:
@@ -216,13 +218,13 @@ def _stores() -> Iterator[Opener]:
             store.close()
 
 
-def _evidence(spec: Window | Path, store: str, service: str, open_once: Opener) -> Evidence:
+def _evidence(spec: Window | Path | None, store: str, service: str, open_once: Opener) -> Evidence:
     from kdiff.analysis.evidence import Evidence, whole_window
 
-    if isinstance(spec, Path):
-        capture = open_once(spec)
+    if spec is None or isinstance(spec, Path):
+        capture = open_once(store if spec is None else str(spec))
         return Evidence(capture, whole_window(capture, service), service)
-    return Evidence(open_once(Path(store)), spec, service)
+    return Evidence(open_once(store), spec, service)
 
 
 def _print(text: str, code: int) -> None:

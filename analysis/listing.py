@@ -52,13 +52,15 @@ def as_json(found: Listing) -> str:
 def as_table(found: Listing, width: int) -> str:
     """A line a kernel, the longest running first; the columns that the width has room for."""
     loss = found.recording.loss(with_syncs=True)
+    noun = "kernel" if len(found.rows) == 1 else "kernels"
     lines = [
         found.store,
         f"{utc_short(found.window.from_ns)} .. {utc_short(found.window.to_ns)} ({length_text(found.window.length_ns)})",
-        f"{sum(r['launches'] for r in found.rows):,} launches of {len(found.rows)} kernels, "
+        f"{sum(r['launches'] for r in found.rows):,} launches of {len(found.rows)} {noun}, "
         + ("loss not known" if loss is None else f"lost {found.recording.lost:,} ({100 * loss:.2g}%)")
         + f", recorded {100 * found.recording.coverage:.0f}%",
     ]
+    lines = [piece for whole in lines for piece in text.wrap(whole, max(width, 40), 2)]
     if not found.rows:
         return "\n".join([*lines, "no kernel ran"]) + "\n"
     columns: list[tuple[str, list[str]]] = [("launches", [f"{r['launches']:,}" for r in found.rows])]

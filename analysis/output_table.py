@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -31,19 +30,19 @@ def render(report: Report, width: int, colour: bool) -> str:
     width = max(width, 40)
     lines: list[str] = []
     for name, window in (("before", report.before), ("after", report.after)):
-        lines += _wrap(f"{name:<7} {text.window_line(window)}", width, 8)
-        lines += _wrap(f"        {text.window_facts(window)}; {window.store}", width, 8)
-    lines += _wrap(f"judged  {text.judged_line(report)}", width, 8)
+        lines += text.wrap(f"{name:<7} {text.window_line(window)}", width, 8)
+        lines += text.wrap(f"        {text.window_facts(window)}; {window.store}", width, 8)
+    lines += text.wrap(f"judged  {text.judged_line(report)}", width, 8)
     if report.kernels:
         lines += ["", *_table(report, width, colour), ""]
     for note in report.notes:
-        lines += _wrap(printable(note), width, 2)
+        lines += text.wrap(printable(note), width, 2)
     rare = text.rare_line(report, width)
     if rare:
-        lines += _wrap(rare, width, 2)
+        lines += text.wrap(rare, width, 2)
     line = text.headline(report, width)
     word = line.partition(":")[0]
-    wrapped = _wrap(line, width, 2)
+    wrapped = text.wrap(line, width, 2)
     wrapped[0] = wrapped[0].replace(word, _paint(word, word, colour), 1)
     return "\n".join([*lines, *wrapped]) + "\n"
 
@@ -94,7 +93,7 @@ def _table(report: Report, width: int, colour: bool) -> Iterable[str]:
             for reason in kernel.reasons:
                 # What a note says of the whole run is not said again under each kernel.
                 if reason not in report.notes:
-                    yield from _wrap(f"  {printable(reason)}", width, 2)
+                    yield from text.wrap(f"  {printable(reason)}", width, 2)
 
 
 def _p50_change(kernel: KernelReport) -> str:
@@ -104,17 +103,6 @@ def _p50_change(kernel: KernelReport) -> str:
 
 def _column_width(title: str, values: list[str]) -> int:
     return max(len(title), *(len(value) for value in values))
-
-
-def _wrap(line: str, width: int, indent: int) -> list[str]:
-    # Words are broken where one alone is too long: a path, a name.
-    start = len(line) - len(line.lstrip(" "))
-    wrapper = textwrap.TextWrapper(
-        width, initial_indent=" " * start, subsequent_indent=" " * indent, break_on_hyphens=False
-    )
-    if not line.isascii():
-        wrapper.width = max(width - (cells(line) - len(line)), 20)
-    return wrapper.wrap(line[start:]) or [""]
 
 
 def _paint(shown: str, word: str, colour: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections import Counter
 
 from kdiff.analysis.report import KernelReport, Report, WindowReport, quantile_name
@@ -132,7 +133,8 @@ def judged_line(report: Report) -> str:
     cuts = [f"{w.buckets} x {length_text(w.bucket_ns)}" for w in (report.before, report.after)]
     what = _MEASURES.get(report.metric, "nothing")
     cut = cuts[0] if cuts[0] == cuts[1] else " and ".join(cuts)
-    return f"{quantile_name(report.quantile)} of {what}, tolerance {100 * report.tolerance:g}%, 90% intervals, {cut} stretches"
+    strict = f"tolerance {100 * report.tolerance:g}%, 90% intervals"
+    return f"{quantile_name(report.quantile)} of {what}, {strict}, {cut} stretches"
 
 
 def rare_line(report: Report, width: int) -> str:
@@ -148,7 +150,21 @@ def rare_line(report: Report, width: int) -> str:
             break
         fitting.append(item)
     more = len(items) - len(fitting)
-    return text + ", ".join(fitting) + (f" and {more} more" if fitting and more else f"{more} kernels" if more else "")
+    if not fitting:
+        return f"{text}{more} kernels"
+    return text + ", ".join(fitting) + (f" and {more} more" if more else "")
+
+
+def wrap(line: str, width: int, indent: int) -> list[str]:
+    """`line` in lines of at most `width` cells; its own indent stays, the others get `indent`."""
+    # Words are broken where one alone is too long: a path, a name.
+    start = len(line) - len(line.lstrip(" "))
+    wrapper = textwrap.TextWrapper(
+        width, initial_indent=" " * start, subsequent_indent=" " * indent, break_on_hyphens=False
+    )
+    if not line.isascii():
+        wrapper.width = max(width - (cells(line) - len(line)), 20)
+    return wrapper.wrap(line[start:]) or [""]
 
 
 def is_undecided(kernel: KernelReport) -> bool:
