@@ -175,8 +175,8 @@ def _row(
         kernel=pair.kernel,
         verdict=verdict,
         metric=plan.metric or "none",
-        n_before=judgement.n_before or (pair.before.ran if one_sided else 0),
-        n_after=judgement.n_after or (pair.after.ran if one_sided else 0),
+        n_before=judgement.n_before if plan.metric else pair.before.ran,
+        n_after=judgement.n_after if plan.metric else pair.after.ran,
         quantiles_before=judgement.quantiles_before,
         quantiles_after=judgement.quantiles_after,
         value_before=values[0],
@@ -259,7 +259,7 @@ def _exit_code(verdict: Verdict, options: Options) -> int:
 def _lossy(losses: Mapping[str, float | None], limit: float) -> list[str]:
     """One sentence for each window that lost too much to be judged."""
     return [
-        f"The {side} window lost {loss:.1%} of its events (limit {limit:.1%}): no verdict; "
+        f"The {side} window lost {100 * loss:.3g}% of its events (limit {100 * limit:g}%): no verdict; "
         "raise the agent's buffer, or choose a window without the loss."
         for side, loss in losses.items()
         if loss is not None and loss > limit
@@ -290,8 +290,8 @@ def _notes(plans: Sequence[Plan], census: Mapping[str, Mapping[str, Counts]], op
     isolated = any(plan.isolated and plan.metric == "completion" for plan in plans)
     if isolated:
         notes.append(
-            "Judged by completion of isolated launches, alone between two syncs, which bounds the device time: "
-            "device time was not recorded in both windows."
+            "Where device time is not recorded in both windows, a kernel is judged by the completion of its isolated "
+            "launches, alone between two syncs, which bounds it."
         )
     if options.metric in _MEANING:
         notes.append(_MEANING[options.metric])

@@ -74,7 +74,8 @@ def as_table(found: Listing, width: int) -> str:
             ("compl. avg", [text.duration(r["completion_avg_ns"]) for r in found.rows]),
             ("compl. p99", [text.duration(r["completion_p99_ns"]) for r in found.rows]),
         ]
-    columns.append(("last seen", [utc(r["last_ns"])[11:19] for r in found.rows]))
+    # The last columns give way first.
+    columns += [(f"{end} seen", [utc(r[f"{end}_ns"])[11:19] for r in found.rows]) for end in ("last", "first")]
     widths = [max(len(title), *(len(v) for v in values)) for title, values in columns]
     while sum(widths) + len(widths) + 16 > max(width, 40) and len(widths) > 1:
         widths.pop()

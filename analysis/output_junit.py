@@ -54,7 +54,8 @@ def _case(kernel: KernelReport, report: Report) -> ET.Element:
     elif text.is_undecided(kernel):
         _mark(case, report, reasons, kernel.verdict.value)
     else:
-        ET.SubElement(case, "system-out").text = f"{kernel.verdict.value}: {facts}. {reasons}".strip()
+        told = reasons if kernel.ratio is None else f"{facts}. {reasons}"
+        ET.SubElement(case, "system-out").text = f"{kernel.verdict.value}: {told}".strip()
     return case
 
 

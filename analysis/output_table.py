@@ -55,7 +55,7 @@ def _table(report: Report, width: int, colour: bool) -> Iterable[str]:
         ("interval", lambda k: text.interval(k.ci)),
         ("launches", lambda k: f"{text.count(k.n_before)}/{text.count(k.n_after)}"),
         ("metric", lambda k: k.metric),
-        ("p50", _p50_change),
+        ("p50 change", _p50_change),
         ("p50 before", lambda k: text.duration(k.quantiles_before.p50 if k.quantiles_before else None)),
         ("p50 after", lambda k: text.duration(k.quantiles_after.p50 if k.quantiles_after else None)),
     ]

@@ -45,7 +45,10 @@ class WindowReport:
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """One kernel. Times in nanoseconds; n_* count the values judged; value_* is the judged quantile."""
+    """One kernel. Times in nanoseconds; value_* is the judged quantile.
+
+    n_* count the values judged, or the launches where there is nothing to judge by.
+    """
 
     kernel: str
     verdict: Verdict

@@ -150,6 +150,7 @@ def test_batch_bound_launches_never_pass(capture: Capture) -> None:
     assert report.exit_code == 3
     assert row.verdict is Verdict.INCONCLUSIVE
     assert row.reasons[0].startswith("Device time not recorded")
+    assert (row.n_before, row.n_after) == (N, N)
     assert "did not move by more than its noise" in row.reasons[1]
 
 
@@ -251,7 +252,7 @@ def test_loss_above_the_limit_gets_no_verdict(capture: Capture, lost: int, lossy
         assert report.exit_code == 3
         assert report.verdict is Verdict.INCONCLUSIVE
         assert {row.verdict for row in report.kernels} == {Verdict.INCONCLUSIVE}
-        assert "The after window lost 1.0% of its events" in report.cause
+        assert "The after window lost 1.02% of its events (limit 1%)" in report.cause
         assert capture.compare(max_loss=0.02).exit_code == 1
     else:
         assert report.exit_code == 1
