@@ -8,8 +8,8 @@ from typing import Final
 
 NS: Final = 1_000_000_000
 MINUTE_NS: Final = 60 * NS
-MIN_BUCKETS: Final = 30
-SHORT_BUCKETS: Final = 40
+BUCKETS: Final = 120
+"""interval.RECOMMENDED_BUCKETS, repeated: importing it would make `kdiff --help` import numpy and scipy."""
 _UNITS: Final = ((86_400 * NS, "d"), (3_600 * NS, "h"), (60 * NS, "m"), (NS, "s"))
 _MAX_NS: Final = 253_402_300_799 * NS  # the last second that a calendar date can name
 
@@ -38,13 +38,11 @@ class Window:
         return max(0, min(self.to_ns, other.to_ns) - max(self.from_ns, other.from_ns))
 
     def buckets(self) -> tuple[int, int]:
-        """(count, width in ns) of the equal stretches that tile the window: a minute each, or 40 if it is short.
+        """(count, width in ns) of the equal stretches that tile the window: 120, or a minute each in a longer one.
 
-        The statistics need 30 stretches, so a window below half an hour is cut finer. The width is rounded up to
-        whole nanoseconds, so that (t - from_ns) // width < count for every t in the window.
+        The width is rounded up to whole nanoseconds, so that (t - from_ns) // width < count for every t in the window.
         """
-        minutes = self.length_ns // MINUTE_NS
-        count = minutes if minutes >= MIN_BUCKETS else min(SHORT_BUCKETS, self.length_ns)
+        count = max(self.length_ns // MINUTE_NS, min(BUCKETS, self.length_ns))
         return count, -(-self.length_ns // count)
 
     def brief(self) -> str:

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdiff.analysis.arguments import quantile, share
+from kdiff.analysis.interval import RECOMMENDED_BUCKETS
 from kdiff.analysis.timespec import SpecError, check_pair, parse, parse_instant, parse_length
-from kdiff.analysis.window import NS, Window, covered_ns, length_text, utc
+from kdiff.analysis.window import BUCKETS, NS, Window, covered_ns, length_text, utc
 
 NOW = 1_795_860_000 * NS  # 2026-11-28T10:00:00Z
 TEN = 1_795_773_600 * NS  # 2026-11-27T10:00:00Z
@@ -204,11 +205,11 @@ def test_buckets_tile_the_window(from_ns: int, length: int, place: float) -> Non
     assert count * width < length + count
 
 
-def test_a_minute_a_bucket_if_that_makes_thirty() -> None:
-    assert Window(0, 60 * MINUTE).buckets() == (60, MINUTE)
-    assert Window(0, 30 * MINUTE).buckets() == (30, MINUTE)
-    assert Window(0, 29 * MINUTE).buckets() == (40, 43_500_000_000)
-    assert Window(0, 20 * NS).buckets() == (40, NS // 2)
+def test_a_minute_a_bucket_in_long_windows_else_as_many_as_the_statistics_want() -> None:
+    assert BUCKETS == RECOMMENDED_BUCKETS
+    assert Window(0, 180 * MINUTE).buckets() == (180, MINUTE)
+    assert Window(0, 60 * MINUTE).buckets() == (120, MINUTE // 2)
+    assert Window(0, 12 * NS).buckets() == (120, NS // 10)
 
 
 def test_overlap_is_refused_in_one_store_only() -> None:
