@@ -26,6 +26,7 @@ _DISTRIBUTION_PACKAGES: Final = Path("/usr/lib/python3/dist-packages")
 _BPF_LINK_CREATE: Final = 28
 _BPF_PERF_EVENT: Final = 41
 _BPF_TRACE_UPROBE_MULTI: Final = 48
+_LINK_ATTR_BYTES: Final = 64  # of union bpf_attr, through link_create.uprobe_multi
 _PERF_ATTR_BYTES: Final = 112  # PERF_ATTR_SIZE_VER5
 _PERF_FLAG_FD_CLOEXEC: Final = 8
 _REFUSED: Final = (
@@ -149,7 +150,8 @@ class Program:
         attr = struct.pack("=IIII", program, 0, _BPF_TRACE_UPROBE_MULTI, 0) + struct.pack(
             "=QQQQIII", *pointers, 0, ctypes.addressof(cookies), len(probes), int(returns), 0
         )
-        return self._call(path, self._calls.bpf, _BPF_LINK_CREATE, attr, len(attr) + 4)
+        attr = attr.ljust(_LINK_ATTR_BYTES, b"\0")
+        return self._call(path, self._calls.bpf, _BPF_LINK_CREATE, attr, len(attr))
 
     def _link_perf(self, path: str, probe: Probe, program: int, returns: bool) -> list[int]:
         name = ctypes.create_string_buffer(os.fsencode(path))

@@ -79,7 +79,7 @@ def record(
     tracing = Tracing(layer, launch_returns=not no_return, any_returns=not (no_return and returns_may_kill()))
     options = Options(output, tuple(command or ()), frozenset(pid or ()), duration, service, tracing, state)
     progress = _Progress()
-    summary = Recorder(options, progress.show, progress.warn).run()
+    summary = Recorder(options, progress.show, progress.announce).run()
     progress.end(summary, output)
     raise typer.Exit(summary.status)
 
@@ -95,9 +95,9 @@ class _Progress:
             line = f"recording {summary.elapsed_s:4.0f} s · {_figures(summary)}"
             print(f"\r\x1b[K{line[: os.get_terminal_size(2).columns - 1]}", end="", file=sys.stderr, flush=True)
 
-    def warn(self, warning: str) -> None:
+    def announce(self, line: str) -> None:
         self._clear()
-        print(f"kdiff-agent: {warning}", file=sys.stderr)
+        print(f"kdiff-agent: {line}", file=sys.stderr, flush=True)
 
     def end(self, summary: Summary, directory: Path) -> None:
         self._clear()

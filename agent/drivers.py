@@ -14,7 +14,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-DEFAULT_OFFSET: Final = 8
+from kdiff.probes.wire import DEFAULT_NAME_OFFSET
+
 AGREEMENTS_TO_LEARN: Final = 2  # handles that must agree before an offset that differs from the default is believed
 
 
@@ -23,7 +24,7 @@ class Driver:
     """One build of libcuda."""
 
     build_id: str
-    name_offset: int = DEFAULT_OFFSET
+    name_offset: int = DEFAULT_NAME_OFFSET
     confirmed: bool = False
     agreed: int = 0
     disagreed: int = 0

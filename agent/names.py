@@ -149,13 +149,17 @@ class Names:
 
     def _whole_name(self, key: Key, record: NDArray[np.void] | np.void, source: NameSource) -> str | None:
         length = int(record["length"])
+        offset = self._driver(key[0]).name_offset
+        if source is not NameSource.LOAD and int(record["name_offset"]) != offset:
+            self._moved(key[0], offset)  # BPF did not know this process's driver yet
+            return self._at_offset(key[0], key[2], offset)
         if length <= 0:
             return None
         raw = bytes(record["name"])
         if length >= NAME_BYTES:
             start = int(record["caller"])
             if source is not NameSource.LOAD:
-                pointer = self._processes.read(key[0], key[2] + self._driver(key[0]).name_offset, 8)
+                pointer = self._processes.read(key[0], key[2] + offset, 8)
                 start = struct.unpack("<Q", pointer)[0] if len(pointer) == 8 else 0
             longer = self._read_string(key[0], start)
             if not longer.startswith(raw):

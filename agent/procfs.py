@@ -74,8 +74,14 @@ class Stat:
     """Fields of /proc/PID/stat. A pid is one process only together with its start time."""
 
     comm: str
+    state: str
     parent: int
     start_ticks: int
+
+    @property
+    def ended(self) -> bool:
+        """Whether only its parent's wait is missing."""
+        return self.state in "ZX"
 
 
 def stat(pid: int) -> Stat | None:
@@ -86,7 +92,7 @@ def stat(pid: int) -> Stat | None:
         return None
     head, _, tail = text.rpartition(b")")
     fields = tail.split()
-    return Stat(head.partition(b"(")[2].decode(errors="replace"), int(fields[1]), int(fields[19]))
+    return Stat(head.partition(b"(")[2].decode(errors="replace"), fields[0].decode(), int(fields[1]), int(fields[19]))
 
 
 def thread_name(pid: int, tid: int) -> str:

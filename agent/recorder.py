@@ -79,11 +79,11 @@ class Summary:
 class Recorder:
     """Records until the command ends, the time is up, or a signal comes."""
 
-    def __init__(self, options: Options, progress: Callable[[Summary], None], warn: Callable[[str], None]) -> None:
-        """`progress` is called about once a second; `warn` for each warning when it arises."""
+    def __init__(self, options: Options, progress: Callable[[Summary], None], announce: Callable[[str], None]) -> None:
+        """`progress` is called about once a second; `announce` takes one line when something happens."""
         self._options = options
         self._progress = progress
-        self._warn = warn
+        self._announce = announce
         self.summary = Summary()
         self._host = socket.gethostname()
         self._stop: int | None = None
@@ -108,7 +108,8 @@ class Recorder:
         try:
             self._writer = SegmentWriter(options.directory, self._host, boot_id(), time.time_ns())
             self._program = program
-            roots = set(options.pids) if options.pids or options.command else None
+            # A command's orphans become this process's children: its descendants are ours.
+            roots = set(options.pids) or ({os.getpid()} if options.command else None)
             self._targets = Targets(program, options.tracing, roots, self._note)
             self._names = Names(Drivers(options.state), self._targets, self._targets.name_offset)
             self._pairing = Pairing()
@@ -134,13 +135,12 @@ class Recorder:
                 self._targets.probe_path(path)
             if options.command:
                 command = Command(options.command)
-                assert self._targets.roots is not None
-                self._targets.roots.add(command.pid)
             self._service = options.service or _default_service(options)
             self._rows = RowMaker(self._service, self._host, self._names.kernel, self._owner)
-            for pid in sorted(options.pids) if self._targets.roots is not None else procfs.pids():
-                if self._targets.roots is not None or _uses_cuda(pid):
-                    self._targets.meet(pid)
+            for pid in sorted(options.pids) or ([] if options.command else filter(_uses_cuda, procfs.pids())):
+                self._targets.meet(pid)
+            if command is None:
+                self._announce(f"recording, {self._program.attached} probes attached")
             self._loop(command)
             self._program.detach()
             self._read()
@@ -170,7 +170,7 @@ class Recorder:
                     forced_at = now + _GRACE_S
                 if forced_at is not None and now >= forced_at:
                     return
-            elif self._stop is not None or (self._targets.roots and not self._any_root_alive()):
+            elif self._stop is not None or (self._options.pids and not self._any_root_alive()):
                 return
             if end_at is not None and now >= end_at:
                 return
@@ -194,7 +194,7 @@ class Recorder:
             self._targets.scan_due(now)
 
     def _any_root_alive(self) -> bool:
-        return any(procfs.stat(pid) is not None for pid in self._options.pids)
+        return any((found := procfs.stat(pid)) is not None and not found.ended for pid in self._options.pids)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         self._stop = number
@@ -202,7 +202,7 @@ class Recorder:
     def _end_of(self, command: Command) -> int:
         status = command.status()
         if status is None:
-            self._warn("recording has ended; waiting for the command, which runs on untraced")
+            self._announce("recording has ended; waiting for the command, which runs on untraced")
             while (status := command.status()) is None:
                 if self._stop is not None:
                     command.send(self._stop)
@@ -389,7 +389,7 @@ class Recorder:
     def _note(self, warning: str) -> None:
         if warning not in self.summary.warnings:
             self.summary.warnings.append(warning)
-            self._warn(warning)
+            self._announce(warning)
 
 
 def _default_service(options: Options) -> str:

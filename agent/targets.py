@@ -53,7 +53,7 @@ class Targets:
         """`roots`: trace these and their descendants; None: every process. `note` takes warnings."""
         self._program = program
         self._tracing = tracing
-        self.roots = roots
+        self._roots = roots
         self._note = note
         self._processes: dict[int, Process] = {}
         self._probed: dict[FileKey, str] = {}  # build id, of every file looked at
@@ -136,7 +136,7 @@ class Targets:
             process = known
         else:
             if found is None:
-                process = Process(pid, 0, "", "", traced=self.roots is None)
+                process = Process(pid, 0, "", "", traced=self._roots is None)
             else:
                 process = Process(
                     pid, found.start_ticks, found.comm, procfs.container_id(pid), traced=self._wanted(pid)
@@ -150,7 +150,7 @@ class Targets:
         return process
 
     def _wanted(self, pid: int) -> bool:
-        return self.roots is None or any(ancestor in self.roots for ancestor in procfs.ancestors(pid))
+        return self._roots is None or any(ancestor in self._roots for ancestor in procfs.ancestors(pid))
 
     def began_here(self, pid: int) -> bool:
         """Whether the process began after this recording did."""
@@ -214,7 +214,7 @@ class Targets:
         gone = []
         for pid, process in list(self._processes.items()):
             found = procfs.stat(pid)
-            if found is None or found.start_ticks != process.start_ticks:
+            if found is None or found.ended or found.start_ticks != process.start_ticks:
                 gone.append(pid)
                 del self._processes[pid]
                 table = self._program.map("processes")

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 NAME_BYTES: Final = 1024
+DEFAULT_NAME_OFFSET: Final = 8  # where every CUDA driver seen so far keeps the pointer to a kernel's name
 
 
 class Kind(IntEnum):
@@ -88,6 +89,8 @@ _NAME_FIELDS: Final[list[_Field]] = [
     ("u32", "generation", 1),
     ("s32", "length", 1),  # with the NUL; NAME_BYTES: cut off; negative: not readable
     ("u32", "source", 1),
+    ("u32", "name_offset", 1),  # HANDLE, RUNTIME: where in the handle the pointer to the name was read
+    ("u32", "padding", 1),
     ("char", "name", NAME_BYTES),
 ]
 
@@ -130,6 +133,7 @@ def c_header() -> str:
         *define("FLAG", WireFlags),
         f"#define KINDS {len(Kind)}",
         f"#define NAME_BYTES {NAME_BYTES}",
+        f"#define DEFAULT_NAME_OFFSET {DEFAULT_NAME_OFFSET}",
     ]
     return (
         "\n".join(lines)

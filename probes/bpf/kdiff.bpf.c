@@ -52,7 +52,6 @@ BPF_TABLE("lru_hash", u64, struct call, calls, 65536);
 BPF_TABLE("lru_hash", struct handle_key, u32, seen, 131072);
 BPF_TABLE("lru_hash", u64, struct named_call, named, 16384);
 BPF_PERCPU_ARRAY(lost, u64, KINDS);
-BPF_ARRAY(default_name_offset, u32, 1);
 
 static __always_inline void count_lost(u32 kind)
 {
@@ -84,12 +83,7 @@ static __always_inline void note_name(struct process *process, struct event_reco
         count_lost(KIND_NAME);
         return;
     }
-    u32 zero = 0, offset = 8;
-    u32 *known = default_name_offset.lookup(&zero);
-    if (known)
-        offset = *known;
-    if (process && process->name_offset)
-        offset = process->name_offset;
+    u32 offset = process && process->name_offset ? process->name_offset : DEFAULT_NAME_OFFSET;
     u64 text = 0;
     slot->timestamp_ns = event->timestamp_ns;
     slot->handle = event->handle;
@@ -97,6 +91,8 @@ static __always_inline void note_name(struct process *process, struct event_reco
     slot->pid = event->pid;
     slot->generation = event->generation;
     slot->source = source;
+    slot->name_offset = offset;
+    slot->padding = 0;
     slot->name[0] = 0;
     slot->length = bpf_probe_read_user(&text, sizeof(text), (void *)(event->handle + offset));
     if (slot->length == 0)
@@ -312,6 +308,8 @@ int lifecycle_return(struct pt_regs *ctx)
     slot->pid = pid;
     slot->generation = process ? process->generation : 0;
     slot->source = open.source;
+    slot->name_offset = 0;
+    slot->padding = 0;
     slot->name[0] = 0;
     slot->length = 0;
     if (open.source == SOURCE_LOAD)

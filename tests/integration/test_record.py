@@ -1,0 +1,516 @@
+"""The agent on real processes with real probes, against what the stand-in says really happened."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from recording import AGENT, Recording, agent_command, by_thread, host_environment, record, truth_frame
+
+from standins.standins import (
+    KIND_GRAPH_LAUNCH,
+    KIND_LAUNCH,
+    KIND_SYNC,
+    Standins,
+    Truth,
+    Workload,
+    build,
+    load_truth,
+    workload,
+)
+
+pytestmark = pytest.mark.ebpf
+
+KERNELS = ["--kernel", "k1:5", "--kernel", "_Z2k2Pf:8@4x2x3/32x4x2", "--kernel", "_ZN2at4gemmIfLi8EEEvPT_:3@7/96"]
+SHAPE = [f"{what}_{axis}" for what in ("grid", "block") for axis in "xyz"]
+DEMANGLED = {"k1": "k1", "_Z2k2Pf": "k2(float*)", "_ZN2at4gemmIfLi8EEEvPT_": "void at::gemm<float, 8>(float*)"}
+
+
+def same_launches(recording: Recording, truth: Truth, *, names: bool = True) -> None:
+    """Every launch the driver saw is one row with the same place and shape, in each thread's order."""
+    rows = by_thread(recording.launches)
+    true = truth_frame(truth.of_kind(KIND_LAUNCH), truth.names)
+    assert len(rows) == len(true)
+    for column in ("pid", "tid", "stream", "shared_bytes", "status", *SHAPE):
+        assert (rows[column].to_numpy() == true[column].to_numpy()).all(), column
+    if names:
+        wanted = true.kernel.map(lambda name: DEMANGLED.get(name, name))
+        assert (rows.kernel_name.to_numpy() == wanted.to_numpy()).all()
+    assert recording.lost == 0
+
+
+@pytest.mark.parametrize("layer", ["both", "runtime", "driver"])
+def test_every_launch_and_sync_is_one_row(tmp_path: Path, layer: str) -> None:
+    run = workload(*KERNELS, "--launches", 10007, "--syncs", 101, "--shared", 48, truth=tmp_path / "truth")
+    recording = record(tmp_path / "capture", run, "--layer", layer)
+    assert recording.status == 0, recording.stderr
+    events = recording.events
+    assert events.kind.value_counts().to_dict() == {"launch": 10007, "sync": 101}
+    assert (
+        set(events.api)
+        == {
+            "both": {"cudaLaunchKernel", "cudaStreamSynchronize"},
+            "runtime": {"cudaLaunchKernel", "cudaStreamSynchronize"},
+            "driver": {"cuLaunchKernel", "cuStreamSynchronize"},
+        }[layer]
+    )
+    truth = load_truth(tmp_path / "truth")
+    same_launches(recording, truth, names=layer != "runtime")
+    syncs = events[events.kind == "sync"]
+    assert set(syncs.stream) == set(truth.of_kind(KIND_SYNC)["stream"].tolist())
+    assert (syncs.duration_ns > 0).all()
+    health = recording.table("agent_health")
+    assert health.events.sum() == 10108
+    assert health.layer.unique().tolist() == [layer]
+    assert (events.comm == "workload").all()
+    assert (events.service == "workload").all()
+
+
+def test_no_return_takes_one_trap_and_keeps_completions(tmp_path: Path) -> None:
+    run = workload(*KERNELS, "--launches", 10007, "--syncs", 101, truth=tmp_path / "truth")
+    recording = record(tmp_path / "capture", run, "--no-return")
+    same_launches(recording, load_truth(tmp_path / "truth"))
+    launches = recording.launches
+    assert (launches.duration_ns == 0).all()
+    assert (launches["flags"] == 4).all()
+    assert (launches.completion_ns > 0).all()
+    assert set(launches.api) == {"cudaLaunchKernel"}
+
+
+@pytest.mark.parametrize("api", ["runtime", "driver", "runtime-ex", "driver-ex", "mixed"])
+def test_every_api_from_many_threads(tmp_path: Path, api: str) -> None:
+    run = workload(
+        *KERNELS, "--api", api, "--threads", 4, "--streams", 5, "--launches", 4001, "--sync-every", 7,
+        truth=tmp_path / "truth",
+    )  # fmt: skip
+    recording = record(tmp_path / "capture", run)
+    same_launches(recording, load_truth(tmp_path / "truth"))
+    expected = {
+        "runtime": {"cudaLaunchKernel"},
+        "driver": {"cuLaunchKernel"},
+        "runtime-ex": {"cudaLaunchKernelExC"},
+        "driver-ex": {"cuLaunchKernelEx"},
+        "mixed": {"cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx"},
+    }
+    assert set(recording.launches.api) == expected[api]
+
+
+def test_per_thread_default_streams(tmp_path: Path) -> None:
+    run = workload(*KERNELS, "--ptsz", "--threads", 3, "--launches", 2003, "--isolated", truth=tmp_path / "truth")
+    recording = record(tmp_path / "capture", run)
+    launches = recording.launches
+    assert len(launches) == 2003
+    assert launches.tid.nunique() == 3
+    isolated = launches[launches.batch_launches == 1]
+    assert len(isolated) == 2003, "a thread's own stream is not another's"
+
+
+def test_completion_is_never_below_the_truth_and_close_to_it(tmp_path: Path) -> None:
+    run = workload("--kernel", "k1:50:0.3", "--launches", 5003, "--isolated", truth=tmp_path / "truth")
+    recording = record(tmp_path / "capture", run)
+    rows = by_thread(recording.launches)
+    truth = load_truth(tmp_path / "truth")
+    true = truth_frame(truth.of_kind(KIND_LAUNCH), truth.names)
+    assert len(rows) == 5003
+    assert (rows.batch_launches == 1).all()
+    over = rows.completion_ns.to_numpy() - true.true_ns.to_numpy()
+    assert over.min() >= 0
+    # The sync's own latency, by the stand-in's word; the rest is the traps' and the runtime's, before and after.
+    syncs = truth.of_kind(KIND_SYNC)
+    latency = (syncs["return_ns"] - syncs["end_ns"]).astype("i8")
+    assert (over - latency).min() >= 0
+    assert sorted(over - latency)[len(over) // 2] < 30_000
+
+
+def test_batches_share_their_sync(tmp_path: Path) -> None:
+    run = workload("--kernel", "k1:5", "--launches", 1400, "--sync-every", 7, truth=tmp_path / "truth")
+    launches = by_thread(record(tmp_path / "capture", run).launches)
+    assert (launches.batch_launches == 7).all()
+    ends = (launches.timestamp_ns + launches.completion_ns).to_numpy().reshape(-1, 7)
+    assert (abs(ends - ends[:, :1]) < 1000).all(), "seven launches end with one sync"
+
+
+def test_device_syncs_prove_every_stream(tmp_path: Path) -> None:
+    run = workload("--kernel", "k1:5", "--launches", 1001, "--streams", 3, "--sync-every", 7, "--device-sync")
+    recording = record(tmp_path / "capture", run)
+    launches = recording.launches
+    assert (launches.batch_launches == 7).all()
+    assert set(recording.events.query("kind == 'sync'").api) == {"cudaDeviceSynchronize"}
+
+
+def test_event_syncs_prove_nothing_yet(tmp_path: Path) -> None:
+    run = workload("--kernel", "k1:5", "--launches", 101, "--sync-every", 5, "--event-sync")
+    recording = record(tmp_path / "capture", run)
+    assert set(recording.events.query("kind == 'sync'").api) == {"cudaEventSynchronize"}
+    assert (recording.launches.completion_ns == 0).all()
+
+
+def test_failed_launches_keep_their_status(tmp_path: Path) -> None:
+    run = workload(*KERNELS, "--launches", 1009, "--syncs", 11, "--fail-every", 100, truth=tmp_path / "truth")
+    recording = record(tmp_path / "capture", run)
+    same_launches(recording, load_truth(tmp_path / "truth"))
+    failed = recording.launches.query("status != 0")
+    assert len(failed) == 10
+    assert (failed.completion_ns == 0).all()
+
+
+def test_a_launch_the_runtime_refuses_is_a_row(tmp_path: Path) -> None:
+    run = workload(*KERNELS, "--launches", 1009, "--syncs", 11, "--fail-every", 100, "--fail-zero-grid")
+    recording = record(tmp_path / "capture", run)
+    assert len(recording.launches) == 1009
+    failed = recording.launches.query("status != 0")
+    assert len(failed) == 10
+    assert (failed.grid_x * failed.grid_y * failed.grid_z == 0).all()
+    # It never reached the driver: the next launch of the thread is still its own row with its own name.
+    assert set(recording.launches.query("status == 0").kernel_name) == set(DEMANGLED.values())
+
+
+def test_captured_launches_did_not_execute(tmp_path: Path) -> None:
+    run = workload("--kernel", "k1:5", "--capture", 13, "--launches", 101, "--isolated", truth=tmp_path / "truth")
+    recording = record(tmp_path / "capture", run)
+    launches = recording.launches
+    assert len(launches) == 114
+    captured = launches[launches["flags"] & 1 == 1]
+    assert len(captured) == 13
+    assert (captured.completion_ns == 0).all()
+    assert (launches[launches["flags"] & 1 == 0].batch_launches == 1).all()
+
+
+def test_graph_launches_have_completions_of_their_own(tmp_path: Path) -> None:
+    run = workload("--kernel", "k1:5", "--graph", 12, "--launches", 211, "--isolated", truth=tmp_path / "truth")
+    recording = record(tmp_path / "capture", run)
+    graphs = recording.events.query("kind == 'graph_launch'")
+    truth = load_truth(tmp_path / "truth")
+    assert len(graphs) == len(truth.of_kind(KIND_GRAPH_LAUNCH)) == 211
+    assert (graphs.batch_launches == 1).all()
+    assert (graphs.completion_ns > 12 * 3_000).all()
+    assert (recording.launches["flags"] & 1 == 1).all()
+    assert len(recording.launches) == 12
+
+
+@pytest.mark.parametrize("program", ["workload_static", "workload_static_stripped"])
+def test_static_runtime(tmp_path: Path, program: str) -> None:
+    run = workload(
+        *KERNELS, "--launches", 3001, "--syncs", 31, truth=tmp_path / "truth", program=getattr(build(), program),
+        init_ms=150,
+    )  # fmt: skip
+    recording = record(tmp_path / "capture", run)
+    same_launches(recording, load_truth(tmp_path / "truth"))
+    # A stripped program has no cudaLaunchKernel to probe; the driver still sees every launch.
+    assert set(recording.launches.api) == {"cuLaunchKernel" if "stripped" in program else "cudaLaunchKernel"}
+
+
+def test_libraries_opened_late_and_a_second_copy_of_the_runtime(tmp_path: Path) -> None:
+    run = workload(
+        *KERNELS, "--runtime", build().other_runtime, "--dlopen-after", 0.5, "--launches", 3001, "--syncs", 31,
+        truth=tmp_path / "truth", program=build().workload_dlopen, init_ms=150,
+    )  # fmt: skip
+    recording = record(tmp_path / "capture", run)
+    same_launches(recording, load_truth(tmp_path / "truth"))
+    assert set(recording.launches.api) == {"cudaLaunchKernel"}
+
+
+def test_children_of_a_shell_that_outlive_it_are_recorded(tmp_path: Path) -> None:
+    one = workload(*KERNELS, "--launches", 503, "--syncs", 5, "--wait-before", 0.1, init_ms=150)
+    line = " ".join(one.command)
+    script = f"({line} >/dev/null &) ; {line} --fork >/dev/null; sleep 1"
+    recording = record(tmp_path / "capture", Workload(["sh", "-c", script], one.env, None))
+    assert len(recording.launches) == 2 * 503
+    assert recording.launches.pid.nunique() == 2
+    assert recording.lost == 0
+
+
+def test_other_processes_are_not_recorded(tmp_path: Path) -> None:
+    other = workload("--kernel", "other:5", "--duration", 4, "--rate", 2000).start()
+    try:
+        recording = record(tmp_path / "capture", workload("--kernel", "mine:5", "--launches", 1009, "--syncs", 7))
+    finally:
+        other.kill()
+        other.communicate()
+    assert set(recording.launches.kernel_name) == {"mine"}
+    assert len(recording.launches) == 1009
+
+
+def late_attach(tmp_path: Path, directory: Path, *options: str | Path, env: dict[str, str] | None = None) -> Recording:
+    """Records a process whose libraries, modules and handles all exist before the agent starts."""
+    ready, go = tmp_path / "ready", tmp_path / "go"
+    for file in (ready, go):
+        file.unlink(missing_ok=True)
+    run = workload(
+        *KERNELS, "--launches", 5003, "--sync-every", 1, "--ready-file", ready, "--go-file", go, "--wait-after", 0.2,
+        env=env,
+    )  # fmt: skip
+    process = run.start()
+    wait_for(ready)
+    agent = attach(process.pid, directory, *options)
+    go.touch()
+    process.communicate(timeout=60)
+    _, stderr = agent.communicate(timeout=60)
+    return Recording(directory, agent.returncode, stderr)
+
+
+def wait_for(file: Path) -> None:
+    deadline = time.monotonic() + 20
+    while not file.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def attach(pid: int, directory: Path, *options: str | Path) -> subprocess.Popen[str]:
+    """An agent that has attached to a running process."""
+    command = agent_command(directory, "--pid", str(pid), *options)
+    agent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert agent.stderr is not None
+    assert "probes attached" in (first := agent.stderr.readline()), first
+    return agent
+
+
+def own_standins(tmp_path: Path) -> Standins:
+    """Copies that no other agent on this machine probes."""
+    return Standins(shutil.copytree(build().driver.parent, tmp_path / "standins"))
+
+
+def first_byte(pid: int, library: Path, symbol: str) -> int:
+    from kdiff.agent.elf import open_elf
+    from kdiff.agent.procfs import file_mappings, read_memory
+
+    with open_elf(str(library)) as elf:
+        offset = elf.sites(frozenset({symbol}))[symbol].offset
+    mapping = next(m for m in file_mappings(pid) if m.path == str(library) and m.executable)
+    return read_memory(pid, mapping.start + offset - mapping.offset, 1)[0]
+
+
+def test_late_attach_names_nothing_until_the_driver_is_known(tmp_path: Path) -> None:
+    directory = tmp_path / "capture"
+    first = late_attach(tmp_path, directory)
+    assert first.status == 0, first.stderr
+    assert len(first.launches) == 5003
+    assert (first.launches["flags"] & 2 == 2).all()
+    assert first.launches.kernel_name.str.match(r"unresolved:[0-9a-f]{40}\+0x[0-9a-f]+$").all()
+    assert "nothing has confirmed" in first.stderr
+    assert "unresolved: 5,003 launches (100.00%)" in first.stderr
+    # The first launch on a stream may have had unseen company; from then on each stands alone.
+    assert (first.launches.sort_values("timestamp_ns").batch_launches == 1).sum() == 5002
+    # A program recorded from its start confirms the driver on this host: from then on late attach has names.
+    record(directory, workload(*KERNELS, "--launches", 101))
+    before = len(first.launches)
+    second = late_attach(tmp_path, directory)
+    named = second.launches[second.launches["flags"] & 2 == 0]
+    assert len(named) == 101 + 5003
+    assert set(named.kernel_name) == set(DEMANGLED.values())
+    assert len(second.launches) == before + 101 + 5003
+
+
+def test_the_name_offset_of_an_unknown_driver_is_learned(tmp_path: Path) -> None:
+    env = {"KDIFF_STANDIN_NAME_OFFSET": "24"}
+    directory = tmp_path / "capture"
+    run = workload(*KERNELS, "--launches", 2003, "--syncs", 3, "--wait-after", 0.3, env=env, truth=tmp_path / "truth")
+    same_launches(record(directory, run), load_truth(tmp_path / "truth"))
+    late = late_attach(tmp_path, directory, env=env)
+    assert (late.launches["flags"] & 2 == 0).all()
+    assert set(late.launches.kernel_name) == set(DEMANGLED.values())
+
+
+def test_handles_that_are_reused_change_their_name(tmp_path: Path) -> None:
+    run = workload(
+        "--kernel", "k1:3", "--kernel", "k2:3", "--launches", 2003, "--sync-every", 1, "--reload-every", 97,
+        "--api", "driver", truth=tmp_path / "truth",
+    )  # fmt: skip
+    recording = record(tmp_path / "capture", run)
+    truth = load_truth(tmp_path / "truth")
+    same_launches(recording, truth)
+    assert len(set(recording.launches.kernel_name)) > 4
+
+
+def test_names_longer_than_a_record(tmp_path: Path) -> None:
+    run = workload(
+        *["--kernel", "a:5", "--kernel", "b:5", "--name-length", "2000", "--launches", "503", "--wait-after", "0.2"],
+        truth=tmp_path / "truth",
+    )
+    recording = record(tmp_path / "capture", run)
+    truth = load_truth(tmp_path / "truth")
+    assert recording.launches.kernel_name.str.len().eq(2000).all()
+    same_launches(recording, truth)
+
+
+def test_two_agents_at_once_see_the_same(tmp_path: Path) -> None:
+    run = workload(*KERNELS, "--launches", 5003, "--syncs", 51, "--wait-before", 1.5, init_ms=150)
+    outer = agent_command(tmp_path / "outer", command=agent_command(tmp_path / "inner", command=run.command))
+    done = subprocess.run(outer, env=host_environment(run), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    for directory in ("inner", "outer"):
+        recording = Recording(tmp_path / directory, 0, "")
+        assert len(recording.launches) == 5003
+        assert len(recording.events) == 5054
+
+
+def test_a_further_recording_adds_to_the_capture(tmp_path: Path) -> None:
+    for _ in range(2):
+        recording = record(tmp_path / "capture", workload(*KERNELS, "--launches", 503, "--syncs", 3))
+    assert len(recording.launches) == 1006
+    assert len(recording.table("kernels")) == 6
+
+
+# How it ends
+
+
+def test_the_commands_exit_status_is_passed_on(tmp_path: Path) -> None:
+    for script, status in (("exit 7", 7), ("kill -TERM $$", 128 + signal.SIGTERM)):
+        assert record(tmp_path / "capture", Workload(["sh", "-c", script], dict(os.environ), None)).status == status
+
+
+def test_sigterm_ends_the_command_and_writes_everything(tmp_path: Path) -> None:
+    run = workload(*KERNELS, "--duration", 30, "--sync-every", 5, truth=tmp_path / "truth")
+    agent = subprocess.Popen(
+        agent_command(tmp_path / "capture", command=run.command),
+        env=host_environment(run),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(3)
+    agent.send_signal(signal.SIGTERM)
+    _, stderr = agent.communicate(timeout=30)
+    recording = Recording(tmp_path / "capture", agent.returncode, stderr)
+    assert recording.status == 0, "the workload ends itself at SIGTERM"
+    assert recording.lost == 0
+    same_launches(recording, load_truth(tmp_path / "truth"))
+
+
+def test_duration_ends_the_recording_not_the_command(tmp_path: Path) -> None:
+    run = workload(*KERNELS, "--duration", 4, "--rate", 1000)
+    began = time.monotonic()
+    recording = record(tmp_path / "capture", run, "--duration", "1.5")
+    assert recording.status == 0
+    assert time.monotonic() - began > 4
+    span = recording.launches.timestamp_ns.max() - recording.launches.timestamp_ns.min()
+    assert span < 2.5e9
+    assert "waiting for the command" in recording.stderr
+
+
+def test_kill_9_harms_nothing_and_leaves_no_probe(tmp_path: Path) -> None:
+    ready, own = tmp_path / "ready", own_standins(tmp_path)
+    run = workload(
+        *KERNELS, "--duration", 6, "--rate", 5000, "--ready-file", ready, truth=tmp_path / "truth", program=own.workload
+    )
+    process = run.start()
+    wait_for(ready)
+    agent = attach(process.pid, tmp_path / "capture")
+    assert first_byte(process.pid, own.driver, "cuLaunchKernel") == 0xCC
+    agent.kill()
+    agent.communicate()
+    deadline = time.monotonic() + 4
+    while first_byte(process.pid, own.driver, "cuLaunchKernel") != 0x55:
+        assert time.monotonic() < deadline, "the probe stayed"
+    assert process.wait(timeout=30) == 0
+    process.communicate()
+    assert len(load_truth(tmp_path / "truth").of_kind(KIND_LAUNCH)) > 1000
+
+
+def test_no_probe_stays_after_a_clean_end(tmp_path: Path) -> None:
+    ready, own = tmp_path / "ready", own_standins(tmp_path)
+    process = workload("--duration", 20, "--rate", 100, "--ready-file", ready, program=own.workload).start()
+    wait_for(ready)
+    agent = attach(process.pid, tmp_path / "capture", "--duration", "0.5")
+    assert first_byte(process.pid, own.driver, "cuLaunchKernel") == 0xCC
+    assert agent.wait(timeout=20) == 0
+    agent.communicate()
+    assert first_byte(process.pid, own.driver, "cuLaunchKernel") == 0x55
+    process.kill()
+    process.communicate()
+
+
+def test_a_full_disk_loses_nothing_that_fits_again(tmp_path: Path) -> None:
+    mount = tmp_path / "small"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(mount)], check=True)
+    try:
+        filler = mount / "filler"
+        run = workload(*KERNELS, "--duration", 13, "--rate", 300, truth=tmp_path / "truth")
+        agent = subprocess.Popen(
+            agent_command(mount / "capture", command=run.command),
+            env=host_environment(run),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        while not (mount / "capture").exists():
+            time.sleep(0.05)
+        filler.write_bytes(b"x" * (256 * 1024 - 8192))
+        assert agent.stderr is not None
+        assert "cannot be written (No space left on device)" in agent.stderr.readline()
+        filler.unlink()
+        _, stderr = agent.communicate(timeout=30)
+        recording = Recording(mount / "capture", agent.returncode, stderr)
+        assert recording.status == 0
+        same_launches(recording, load_truth(tmp_path / "truth"))
+        filler.write_bytes(b"x" * 200_000)
+        full = record(mount / "capture", workload(*KERNELS, "--launches", 100_003, "--syncs", 7))
+        assert full.status == 2
+        assert "100010 events could not be written" in full.stderr
+        assert not list(mount.glob("capture/*/.*")), "no half segment stays"
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)
+
+
+# What it refuses
+
+
+def refused(*arguments: str | Path, prefix: tuple[str, ...] = ()) -> str:
+    done = subprocess.run(
+        [*prefix, AGENT, "record", *map(str, arguments)], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
+    out = tmp_path / "capture"
+    assert "there is no process 4194304" in refused("-o", out, "--pid", "4194304")
+    assert "no-such-program cannot be started: No such file" in refused("-o", out, "--", "no-such-program")
+    (tmp_path / "file").touch()
+    assert "cannot be written (Not a directory)" in refused("-o", tmp_path / "file" / "x", "--", "true")
+    assert "not both" in refused("-o", out, "--pid", "1", "--", "true")
+    assert "KDIFF_DEBUG" not in refused("-o", out, "--duration", "-1", "--", "true")
+
+
+def test_without_privileges_it_says_what_is_missing(tmp_path: Path) -> None:
+    prefix = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
+    assert "run kdiff-agent as root" in refused("-o", tmp_path / "c", "--", "true", prefix=prefix)
+
+
+def test_without_bcc_it_says_how_to_get_it(tmp_path: Path) -> None:
+    prefix = (
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        'mount -t tmpfs none /usr/lib/python3/dist-packages/bcc; exec "$0" "$@"',
+    )
+    assert "apt-get install python3-bpfcc" in refused("-o", tmp_path / "c", "--", "true", prefix=prefix)
+
+
+def test_a_library_that_is_cut_off_is_named_and_the_rest_recorded(tmp_path: Path) -> None:
+    torn = tmp_path / "lib" / "libcudart.so.12"
+    torn.parent.mkdir()
+    torn.write_bytes(build().runtime.read_bytes()[:5000])
+    run = workload(*KERNELS, "--launches", 503, "--syncs", 3, env={"LD_LIBRARY_PATH": str(torn.parent)})
+    recording = record(tmp_path / "capture", run)
+    assert recording.status == 0
+    assert f"{torn} is cut off or no ELF file" in recording.stderr
+    assert len(recording.launches) == 503
+
+
+def test_tracefs_is_not_needed(tmp_path: Path) -> None:
+    prefix = ["unshare", "--mount", "sh", "-c", 'umount -q /sys/kernel/tracing /sys/kernel/debug; exec "$0" "$@"']
+    run = workload(*KERNELS, "--launches", 503, "--syncs", 3)
+    done = subprocess.run(
+        [*prefix, *agent_command(tmp_path / "capture", command=run.command)],
+        env=host_environment(run), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(Recording(tmp_path / "capture", 0, "").launches) == 503
