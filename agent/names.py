@@ -99,6 +99,7 @@ class Names:
         self._read: dict[Key, _Read] = {}
         self._kernels: dict[Key, Kernel] = {}
         self._places: dict[Key, _Origin] = {}
+        self._read_through: set[str] = set()
 
     def feed(self, records: NDArray[np.void]) -> None:
         """Takes NAME records in ring order."""
@@ -118,6 +119,8 @@ class Names:
                     self._at_load[key] = name
             else:
                 self._read[key] = _Read(name, source)
+                if name is not None:
+                    self._read_through.add(self._processes.driver_build(key[0]))
                 # Asked now, while the process lives.
                 self._places[key] = self._place(key, source, caller)
             self._kernels.pop(key, None)
@@ -141,8 +144,7 @@ class Names:
 
     def unconfirmed(self) -> set[str]:
         """Build ids of drivers through whose handles names were read that nothing confirmed."""
-        builds = {self._processes.driver_build(k[0]) for k, r in self._read.items() if r.name is not None}
-        return {b for b in builds if not self._drivers.get(b).confirmed}
+        return {build for build in self._read_through if not self._drivers.get(build).confirmed}
 
     def _driver(self, pid: int) -> Driver:
         return self._drivers.get(self._processes.driver_build(pid))

@@ -232,7 +232,10 @@ class Targets:
     def driver_build(self, pid: int) -> str:
         """The build id of the libcuda the process maps; '' when not known."""
         process = self._processes.get(pid)
-        return "" if process is None else process.driver_build
+        if process is not None and process.driver_build:
+            return process.driver_build
+        # It ended before it was looked at; but driver calls are seen only through a driver that is probed.
+        return self._probed[next(iter(self._drivers))] if len(self._drivers) == 1 else ""
 
     def read(self, pid: int, address: int, size: int) -> bytes:
         """Memory of the process; b'' when it cannot be read."""

@@ -298,12 +298,11 @@ def test_late_attach_names_nothing_until_the_driver_is_known(tmp_path: Path) -> 
     assert (first.launches.sort_values("timestamp_ns").batch_launches == 1).sum() == 5002
     # A program recorded from its start confirms the driver on this host: from then on late attach has names.
     record(directory, workload(*KERNELS, "--launches", 101))
-    before = len(first.launches)
     second = late_attach(tmp_path, directory)
     named = second.launches[second.launches["flags"] & 2 == 0]
     assert len(named) == 101 + 5003
     assert set(named.kernel_name) == set(DEMANGLED.values())
-    assert len(second.launches) == before + 101 + 5003
+    assert len(second.launches) == 5003 + 101 + 5003
 
 
 def test_the_name_offset_of_an_unknown_driver_is_learned(tmp_path: Path) -> None:
