@@ -485,4 +485,5 @@ def test_launches_of_a_process_that_ended_are_given_out() -> None:
     pairing = pairing_for([1])
     pairing.feed(records([launch(10)]), 20)
     pairing.process_ended(1)
+    pairing.process_began(1)
     assert answers(pairing.feed(records([stream_sync(30)]), 40)) == {10: (0, 0, False), 30: (0, 0, False)}
