@@ -1,0 +1,39 @@
+# `make` alone lists the targets. Each target sets up what it needs first; the second time that takes no time.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test bench lint fmt clean
+
+BIN := .venv/bin
+PYTHON ?=
+export PYTHON
+# Checked beside the packages, which pyproject.toml names.
+TYPED := tests/standins/standins.py tests/standins/in_process.py tests/captures.py deploy/demo
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Install what is missing: packages with apt (as root), Python packages into .venv (PYTHON=... picks the Python)
+	@deploy/setup.sh
+
+demo: setup ## Record a kernel swap that made one kernel slower, and let kdiff find it (root, about 40 s)
+	@$(BIN)/python deploy/demo/demo.py
+
+test: lint ## Lint, then run every test, the quick ones first (root: real probes are attached)
+	@$(BIN)/pytest tests/unit tests/integration
+
+bench: setup ## Measure what recording costs and how often verdicts are right (minutes; nothing else should run)
+	@set -e; for bench in tests/bench/bench_*.py; do echo "== $$bench"; $(BIN)/python "$$bench"; done
+
+lint: setup ## Check style and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@MYPYPATH=tests $(BIN)/mypy $(TYPED)
+
+fmt: setup ## Format the code and mend what ruff can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean: ## Remove all that make has made; captures stay
+	@rm -rf .venv build dist ./*.egg-info tests/standins/build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
