@@ -93,9 +93,10 @@ def compare_command(
     max_loss: Annotated[
         str, typer.Option("--max-loss", metavar="SHARE", help="Loss above which a window gets no verdict.")
     ] = "1%",
-    min_share: Annotated[
-        str, typer.Option("--min-share", metavar="SHARE", help="Kernels with fewer launches may be too rare to judge.")
-    ] = "0.1%",
+    max_unjudged: Annotated[
+        str,
+        typer.Option("--max-unjudged", metavar="SHARE", help="Share that kernels too rare to judge may hold together."),
+    ] = "5%",
     show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """Compare two windows (the command without a subcommand)."""
@@ -112,7 +113,7 @@ def compare_command(
     }
     shares = {
         "max_loss": arguments.share("--max-loss", max_loss),
-        "min_share": arguments.share("--min-share", min_share),
+        "max_unjudged": arguments.share("--max-unjudged", max_unjudged),
     }
     now_ns = time.time_ns()
     length_ns = timespec.parse_length(window)

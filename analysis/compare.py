@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
@@ -14,6 +13,7 @@ from kdiff.analysis.interval import Sample
 from kdiff.analysis.measure import NO_DEVICE_TIME, MetricChoice, Plan, choose, gather
 from kdiff.analysis.pairing import pair_kernels, show
 from kdiff.analysis.quantiles import rank
+from kdiff.analysis.rare import find_rare
 from kdiff.analysis.report import (
     EXIT_OK,
     EXIT_REGRESSED,
@@ -24,7 +24,7 @@ from kdiff.analysis.report import (
     WindowReport,
     quantile_name,
 )
-from kdiff.analysis.verdict import MIN_EXCEEDANCES, Judgement, Policy, Verdict, judge_all, overall
+from kdiff.analysis.verdict import Judgement, Policy, Verdict, judge_all, overall, values_needed
 from kdiff.queries.errors import KdiffError
 
 MIN_COVERAGE: Final = 0.9
@@ -60,7 +60,7 @@ class Options:
 
     Attributes:
         max_loss: above this loss a window gets no verdict.
-        min_share: kernels with a smaller share of the launches in both windows may be rare (see pairing).
+        max_unjudged: share of launches and of time that kernels with too few launches may hold together (see rare).
         patterns: judge only kernels that match one of these.
         renames: "old=new" pairs.
         on_undecided: what exit code an undecided run gets; None is 3.
@@ -70,7 +70,7 @@ class Options:
     metric: MetricChoice = "auto"
     policy: Policy = field(default_factory=Policy)
     max_loss: float = 0.01
-    min_share: float = 0.001
+    max_unjudged: float = 0.05
     patterns: Sequence[str] = ()
     renames: Sequence[str] = ()
     on_undecided: Literal["pass", "fail"] | None = None
@@ -94,11 +94,11 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
         if not census[side] and not recordings[side].coverage:
             held = holdings(evidence.store, evidence.service)
             raise KdiffError(f"nothing was recorded in the {side} window {evidence.window.brief()}: {held}")
-    needed = math.ceil(round(MIN_EXCEEDANCES / (1.0 - options.policy.quantile), 6))
-    pairing = pair_kernels(
-        census["before"], census["after"], options.renames, options.patterns, options.min_share, needed
-    )
-    plans = choose(pairing.judged, options.metric)
+    pairing = pair_kernels(census["before"], census["after"], options.renames, options.patterns)
+    every = choose(pairing.pairs, options.metric)
+    needed = values_needed(options.policy.quantile)
+    rare = find_rare(every, pairing.named, options.metric, needed, options.max_unjudged)
+    plans = [plan for index, plan in enumerate(every) if index not in rare.plans]
     samples = gather(before, after, plans)
     judgements = judge_all(samples, options.policy)
     unjudged = _information(before, after, plans, options.policy)
@@ -126,7 +126,12 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
         before=_window(before, census["before"], recordings["before"], losses["before"]),
         after=_window(after, census["after"], recordings["after"], losses["after"]),
         kernels=tuple(rows),
-        rare=tuple(RareKernel(p.kernel, p.before.ran, p.after.ran) for p in pairing.rare),
+        rare=tuple(
+            RareKernel(every[i].pair.kernel, every[i].size(every[i].pair.before), every[i].size(every[i].pair.after))
+            for i in rare.plans
+        ),
+        rare_launches=rare.launches,
+        rare_time=rare.time,
         notes=(*lossy, *_notes(plans, census, options)),
         warnings=(*pairing.warnings, *_recording_warnings(sides, recordings), *_store_warnings(before, after)),
     )
@@ -142,10 +147,10 @@ def _information(before: Evidence, after: Evidence, plans: Sequence[Plan], polic
         if judgement.ratio is None or judgement.ci is None:
             continue
         low, high = judgement.ci
-        moved = "moved" if low > 1.0 or high < 1.0 else "did not move by more than its noise"
+        moved = "moved" if low > 1.0 or high < 1.0 else "is within its noise"
         text[order[place]] = (
-            f"For information: its completion, the end of the batch it was in, {moved} "
-            f"({quantile_name(policy.quantile)} x{judgement.ratio:.3f} [{low:.3f}, {high:.3f}])."
+            f"The completion of its batches {moved}: "
+            f"{quantile_name(policy.quantile)} x{judgement.ratio:.3f} [{low:.3f}, {high:.3f}]."
         )
     return text
 

@@ -32,7 +32,7 @@ _QUERIES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What one kernel did in one window, in launches; `device_ns` is its total time on the device.
+    """What one kernel did in one window, in launches; `*_ns` are sums of time.
 
     `keys` stand for its names in the store: more than one after a rename.
     """
@@ -47,6 +47,13 @@ class Counts:
     timed: int = 0
     executions: int = 0
     device_ns: int = 0
+    completed_ns: int = 0
+    launch_ns: int = 0
+
+    @property
+    def seen(self) -> int:
+        """How often it was launched, whatever came of it, or ran."""
+        return max(self.launches, self.executions)
 
     @property
     def ran(self) -> int:

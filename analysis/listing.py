@@ -10,7 +10,7 @@ from typing import Any
 from kdiff.analysis import output_text as text
 from kdiff.analysis.evidence import Evidence, Recording
 from kdiff.analysis.window import Window, length_text, utc, utc_short
-from kdiff.queries.printable import cells
+from kdiff.queries.printable import cells, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,11 @@ def as_table(found: Listing, width: int) -> str:
     # The last columns give way first.
     columns += [(f"{end} seen", [utc(r[f"{end}_ns"])[11:19] for r in found.rows]) for end in ("last", "first")]
     widths = [max(len(title), *(len(v) for v in values)) for title, values in columns]
-    while sum(widths) + len(widths) + 16 > max(width, 40) and len(widths) > 1:
+    names = [r["kernel_name"] for r in found.rows]
+    wanted = min(max(cells(printable(name)) for name in names), 30)
+    while sum(widths) + len(widths) + wanted > max(width, 40) and len(widths) > 1:
         widths.pop()
         columns.pop()
-    names = [r["kernel_name"] for r in found.rows]
     room = max(max(width, 40) - sum(widths) - len(widths), 12)
     short = text.short_names(names, room)
     room = min(room, max(6, *(cells(s) for s in short.values())))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kdiff.analysis.evidence import GRAPHS, Evidence, Metric
+from kdiff.analysis.evidence import GRAPHS, Counts, Evidence, Metric
 from kdiff.analysis.interval import Sample
 from kdiff.analysis.pairing import Pair
 
@@ -23,6 +23,10 @@ class Plan:
     metric: Metric | None
     isolated: bool = False
     why: str = ""
+
+    def size(self, counts: Counts) -> int:
+        """How often the kernel was seen, in one window, by what it is judged by."""
+        return counts.executions if self.metric == "device" else counts.seen
 
 
 Samples = dict[int, tuple[Sample | None, Sample | None]]

@@ -33,6 +33,8 @@ def document(report: Report) -> dict[str, Any]:
         "summary": report.summary(),
         "kernels": [_kernel(kernel) for kernel in report.kernels],
         "rare": [{"kernel": k.kernel, "n_before": k.n_before, "n_after": k.n_after} for k in report.rare],
+        "rare_launches": _number(report.rare_launches),
+        "rare_time": _number(report.rare_time),
         "notes": list(report.notes),
         "warnings": list(report.warnings),
     }

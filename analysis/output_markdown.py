@@ -24,20 +24,22 @@ def render(report: Report, width: int = 0, colour: bool = False) -> str:
             f"| kernel | verdict | {named} before | {named} after | change | interval | launches | metric |",
             "|---|---|--:|--:|--:|---|--:|---|",
         ]
+        shared = text.shared_reasons(report)
         names = text.short_names([k.kernel for k in report.kernels], _NAME)
         lines += [
-            f"| {_escape(names[k.kernel])} | {k.verdict.value} | {text.duration(k.value_before)} | "
-            f"{text.duration(k.value_after)} | {text.change(k.ratio)} | {text.interval(k.ci)} | "
-            f"{text.count(k.n_before)} / {text.count(k.n_after)} | {k.metric} |"
+            f"| {_escape(names[k.kernel])} | {text.marked_verdict(k, report, shared)} | "
+            f"{text.duration(k.value_before)} | {text.duration(k.value_after)} | {text.change(k.ratio)} | "
+            f"{text.interval(k.ci)} | {text.count(k.n_before)} / {text.count(k.n_after)} | {k.metric} |"
             for k in report.kernels
         ]
         lines.append("")
         lines += [
             f"- {_escape(names[k.kernel])}: {_escape(printable(reason))}"
             for k in report.kernels
-            for reason in k.reasons
-            if reason not in report.notes
+            for reason in text.own_reasons(k, report)
+            if reason not in shared
         ]
+        lines += [f"- [{number}] {_escape(printable(reason))}" for reason, number in shared.items()]
     lines += [f"- {_escape(printable(note))}" for note in report.notes]
     lines += [f"- {_escape(rare)}" for rare in [text.rare_line(report, 400)] if rare]
     lines += [f"- warning: {_escape(printable(warning))}" for warning in report.warnings]

@@ -7,7 +7,6 @@ from typing import Final
 
 from kdiff.analysis import output_text as text
 from kdiff.analysis.report import KernelReport, Report
-from kdiff.analysis.verdict import Verdict
 from kdiff.queries.printable import cells, printable
 
 _COLOURS: Final = {
@@ -34,7 +33,10 @@ def render(report: Report, width: int, colour: bool) -> str:
         lines += text.wrap(f"        {text.window_facts(window)}; {window.store}", width, 8)
     lines += text.wrap(f"judged  {text.judged_line(report)}", width, 8)
     if report.kernels:
-        lines += ["", *_table(report, width, colour), ""]
+        shared = text.shared_reasons(report)
+        lines += ["", *_table(report, width, colour, shared), ""]
+        for reason, number in shared.items():
+            lines += text.wrap(f"[{number}] {printable(reason)}", width, 4)
     for note in report.notes:
         lines += text.wrap(printable(note), width, 2)
     rare = text.rare_line(report, width)
@@ -47,7 +49,7 @@ def render(report: Report, width: int, colour: bool) -> str:
     return "\n".join([*lines, *wrapped]) + "\n"
 
 
-def _table(report: Report, width: int, colour: bool) -> Iterable[str]:
+def _table(report: Report, width: int, colour: bool, shared: dict[str, int]) -> Iterable[str]:
     # In the order in which they are given room; change and verdict are always there.
     optional: list[tuple[str, Cell]] = [
         ("before", lambda k: text.duration(k.value_before)),
@@ -59,7 +61,7 @@ def _table(report: Report, width: int, colour: bool) -> Iterable[str]:
         ("p50 before", lambda k: text.duration(k.quantiles_before.p50 if k.quantiles_before else None)),
         ("p50 after", lambda k: text.duration(k.quantiles_after.p50 if k.quantiles_after else None)),
     ]
-    verdicts = ("verdict", [k.verdict.value for k in report.kernels])
+    verdicts = ("verdict", [text.marked_verdict(k, report, shared) for k in report.kernels])
     changes = ("change", [text.change(k.ratio) for k in report.kernels])
     columns = {title: [cell(k) for k in report.kernels] for title, cell in optional}
     wanted = max(min(max(cells(printable(k.kernel)) for k in report.kernels), _MAX_NAME), len("kernel"))
@@ -68,7 +70,7 @@ def _table(report: Report, width: int, colour: bool) -> Iterable[str]:
     for title, _ in optional:
         needed = _column_width(title, columns[title]) + 1
         # Columns beyond those that a verdict cannot be read without must leave the names their room.
-        name = _MIN_NAME if title in {t for t, _ in optional[:3]} else min(wanted, 40)
+        name = _MIN_NAME if len(chosen) < 3 else min(wanted, 40 if len(chosen) < 5 else 60)
         if used + needed + name > width:
             continue
         chosen.append(title)
@@ -87,13 +89,11 @@ def _table(report: Report, width: int, colour: bool) -> Iterable[str]:
 
     yield line("kernel", "verdict".ljust(left), [title for title, _ in body])
     for i, kernel in enumerate(report.kernels):
-        word = kernel.verdict.value
-        yield line(names[kernel.kernel], _paint(word.ljust(left), word, colour), [values[i] for _, values in body])
-        if kernel.verdict not in (Verdict.NEW, Verdict.GONE):
-            for reason in kernel.reasons:
-                # What a note says of the whole run is not said again under each kernel.
-                if reason not in report.notes:
-                    yield from text.wrap(f"  {printable(reason)}", width, 2)
+        verdict = _paint(verdicts[1][i].ljust(left), kernel.verdict.value, colour)
+        yield line(names[kernel.kernel], verdict, [values[i] for _, values in body])
+        for reason in text.own_reasons(kernel, report):
+            if reason not in shared:
+                yield from text.wrap(f"  {printable(reason)}", width, 2)
 
 
 def _p50_change(kernel: KernelReport) -> str:

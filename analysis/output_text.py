@@ -12,7 +12,18 @@ from kdiff.analysis.verdict import Verdict
 from kdiff.analysis.window import length_text, utc_short
 from kdiff.queries.printable import cells, printable, shorten
 
-_HEAD_SHARES = (0.4, 0.65, 0.2, 0.85)
+# How a name is cut, tried in turn until no two are alike: without namespaces or with them, and the share of the head.
+# In "kernel<arguments>" the head says most, in other names the tail.
+_CUTS: tuple[tuple[bool, float | None], ...] = (
+    (True, None),
+    (True, 0.4),
+    (False, 0.4),
+    (False, 0.65),
+    (False, 0.2),
+    (False, 0.85),
+)
+_NAMESPACES = re.compile(r"\b(?:[A-Za-z_]\w*::)+")
+_SHARED_BY = 3
 _MEASURES = {
     "device": "device time",
     "completion": "completion",
@@ -43,7 +54,7 @@ def change(ratio: float | None) -> str:
         return "-"
     if math.isinf(ratio):
         return "+inf"
-    return f"x{ratio:.1f}" if ratio >= 10 else f"{100 * (ratio - 1):+.1f}%"
+    return f"x{ratio:.1f}" if ratio >= 10 else f"{100 * (ratio - 1):+.1f}%".replace("-0.0%", "+0.0%")
 
 
 def interval(ci: tuple[float, float] | None) -> str:
@@ -63,18 +74,18 @@ def count(number: int) -> str:
 
 
 def short_names(names: list[str], width: int) -> dict[str, str]:
-    """Each name in at most `width` cells, no two alike: cut in the middle, elsewhere where that makes them alike."""
+    """Each name in at most `width` cells, no two alike."""
     shown: dict[str, str] = {}
-    for head_share in _HEAD_SHARES:
+    for bare, head_share in _CUTS:
         for name in names:
             if name not in shown:
-                shown[name] = _compact(name, width, head_share)
+                shown[name] = _compact(name, width, bare, head_share)
         alike = Counter(shown.values())
         shown = {name: text for name, text in shown.items() if alike[text] == 1}
     taken = set(shown.values())
     for number, name in enumerate((n for n in names if n not in shown), start=1):
-        text, mark = _compact(name, width, _HEAD_SHARES[0]), f"~{number}"
-        text = shorten(text, max(width - len(mark), 1)) + mark
+        mark = f"~{number}"
+        text = _compact(name, max(width - len(mark), 1), *_CUTS[0]) + mark
         shown[name] = text if text not in taken else mark
         taken.add(text)
     return shown
@@ -131,28 +142,49 @@ def window_facts(window: WindowReport) -> str:
 def judged_line(report: Report) -> str:
     """What is judged, how strictly, and how the windows are cut."""
     cuts = [f"{w.buckets} x {length_text(w.bucket_ns)}" for w in (report.before, report.after)]
-    what = _MEASURES.get(report.metric, "nothing")
+    if report.metric not in _MEASURES:
+        return "nothing: no kernel has times in both windows that may decide"
+    what = _MEASURES[report.metric]
     cut = cuts[0] if cuts[0] == cuts[1] else " and ".join(cuts)
     strict = f"tolerance {100 * report.tolerance:g}%, 90% intervals"
     return f"{quantile_name(report.quantile)} of {what}, {strict}, {cut} stretches"
 
 
+def shared_reasons(report: Report) -> dict[str, int]:
+    """Reasons that several kernels share, numbered from 1: they are told once, below the table."""
+    told = Counter(reason for k in report.kernels for reason in own_reasons(k, report))
+    return {reason: i for i, reason in enumerate((r for r, times in told.items() if times >= _SHARED_BY), start=1)}
+
+
+def own_reasons(kernel: KernelReport, report: Report) -> list[str]:
+    """The reasons worth telling: not what a note says of the whole run, nor what NEW and GONE say themselves."""
+    if kernel.verdict in (Verdict.NEW, Verdict.GONE):
+        return []
+    return [reason for reason in kernel.reasons if reason not in report.notes]
+
+
+def marked_verdict(kernel: KernelReport, report: Report, shared: dict[str, int]) -> str:
+    """The verdict, with the numbers of the shared reasons: INCONCLUSIVE [1]."""
+    numbers = [str(shared[reason]) for reason in own_reasons(kernel, report) if reason in shared]
+    return f"{kernel.verdict.value} [{','.join(numbers)}]" if numbers else kernel.verdict.value
+
+
 def rare_line(report: Report, width: int) -> str:
-    """The kernels that are too rare to judge; '' if there are none."""
+    """The kernels that are too rare to judge, in about two lines of `width`; '' if there are none."""
     if not report.rare:
         return ""
     names = short_names([k.kernel for k in report.rare], 40)
     items = [f"{names[k.kernel]} ({count(k.n_before)}/{count(k.n_after)})" for k in report.rare]
-    text = f"Rare, not judged ({len(items)}): "
+    noun = "kernel" if len(items) == 1 else "kernels"
+    held = f"{_percent(report.rare_launches)} of the launches, {_percent(report.rare_time)} of the time"
+    text = f"Rare, not judged: {len(items)} {noun}, {held}: "
     fitting: list[str] = []
     for item in items:
-        if cells(text + ", ".join([*fitting, item])) > width - 12:
+        if cells(text + ", ".join([*fitting, item])) > 2 * width - 16:
             break
         fitting.append(item)
     more = len(items) - len(fitting)
-    if not fitting:
-        return f"{text}{more} kernels"
-    return text + ", ".join(fitting) + (f" and {more} more" if more else "")
+    return text + ", ".join(fitting) + (f" and {more} more" if fitting and more else "")
 
 
 def wrap(line: str, width: int, indent: int) -> list[str]:
@@ -167,6 +199,10 @@ def wrap(line: str, width: int, indent: int) -> list[str]:
     return wrapper.wrap(line[start:]) or [""]
 
 
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}%"
+
+
 def is_undecided(kernel: KernelReport) -> bool:
     """Whether the kernel's verdict leaves the run undecided."""
     return kernel.verdict in _UNDECIDED
@@ -177,8 +213,8 @@ def _with_name(start: str, name: str, facts: str, width: int) -> str:
     return start + short_names([name], room)[name] + facts
 
 
-def _compact(name: str, width: int, head_share: float) -> str:
-    """Drop what tells nothing apart (return type, argument list, anonymous namespaces) before cutting."""
+def _compact(name: str, width: int, bare: bool, head_share: float | None) -> str:
+    """Drop what tells least (return type, argument list, namespaces where `bare`) before cutting."""
     text = whole = printable(name)
     if cells(text) <= width:
         return text
@@ -190,4 +226,7 @@ def _compact(name: str, width: int, head_share: float) -> str:
             if depth == 0:
                 text = text[:i]
                 break
-    return shorten(text or whole, width, head_share)
+    text = text or whole
+    if bare and cells(text) > width:
+        text = _NAMESPACES.sub("", text) or text
+    return shorten(text, width, head_share or (0.65 if "<" in text else 0.4))

@@ -1,4 +1,4 @@
-"""Which kernel of the before window is compared with which of the after window, and which are too rare to judge."""
+"""Which kernel of the before window is compared with which of the after window."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from typing import Final
 from kdiff.analysis.evidence import GRAPHS, Counts
 from kdiff.queries.errors import KdiffError
 from kdiff.queries.printable import printable, shorten
-
-RARE_DEVICE_SHARE: Final = 0.01
-"""A kernel with this share of the time on the device is never rare, however few its launches."""
 
 NONE: Final = Counts()
 
@@ -43,10 +40,10 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """The pairs to judge, those too rare, and warnings, one sentence each."""
+    """The pairs, which of them the user named, and warnings, one sentence each."""
 
-    judged: tuple[Pair, ...]
-    rare: tuple[Pair, ...]
+    pairs: tuple[Pair, ...]
+    named: frozenset[str]
     warnings: tuple[str, ...]
 
 
@@ -55,14 +52,10 @@ def pair_kernels(
     after: Mapping[str, Counts],
     renames: Sequence[str] = (),
     patterns: Sequence[str] = (),
-    min_share: float = 0.001,
-    min_launches: int = 2_000,
 ) -> Pairing:
     """Pair by exact name, after `renames` ("old=new", each read in the before window).
 
-    A kernel is rare, and not judged, if in each window it has fewer than `min_launches` launches and less than
-    `min_share` of all of them, and less than 1% of the time on the device. A kernel that the user names, in
-    `renames` or through `patterns`, is never rare. Raises PairingError.
+    With `patterns` only the kernels that match one of them. Raises PairingError.
     """
     mapping = dict(read_rename(text, before, after) for text in renames)
     warnings = []
@@ -81,14 +74,8 @@ def pair_kernels(
         if pairs and not chosen:
             names = _examples(p.kernel for p in pairs)
             raise PairingError(f"no kernel matches {' or '.join(map(show, patterns))}: these ran: {names}")
-        return Pairing(tuple(chosen), (), tuple(warnings))
-    named = set(mapping.values())
-    rare = {p.kernel for p in pairs if p.kernel not in named and _rare(p, pairs, min_share, min_launches)}
-    return Pairing(
-        judged=tuple(p for p in pairs if p.kernel not in rare),
-        rare=tuple(p for p in pairs if p.kernel in rare),
-        warnings=tuple(warnings),
-    )
+        return Pairing(tuple(chosen), frozenset(p.kernel for p in chosen), tuple(warnings))
+    return Pairing(tuple(pairs), frozenset(mapping.values()), tuple(warnings))
 
 
 def read_rename(text: str, before: Mapping[str, Counts], after: Mapping[str, Counts]) -> tuple[str, str]:
@@ -115,17 +102,6 @@ def read_rename(text: str, before: Mapping[str, Counts], after: Mapping[str, Cou
 def show(name: str) -> str:
     """A name from outside, fit to print inside a sentence."""
     return f"'{shorten(printable(name), 80)}'"
-
-
-def _rare(pair: Pair, pairs: Sequence[Pair], min_share: float, min_launches: int) -> bool:
-    for side in ("before", "after"):
-        own: Counts = getattr(pair, side)
-        everything: list[Counts] = [getattr(p, side) for p in pairs]
-        if own.ran >= min_launches or own.ran > min_share * sum(c.ran for c in everything):
-            return False
-        if own.device_ns > RARE_DEVICE_SHARE * sum(c.device_ns for c in everything):
-            return False
-    return True
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

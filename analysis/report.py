@@ -68,7 +68,7 @@ class KernelReport:
 
 @dataclass(frozen=True, slots=True)
 class RareKernel:
-    """A kernel with too few launches to be judged and too few to matter."""
+    """A kernel with too few launches to be judged and too few to matter; n_* count them."""
 
     kernel: str
     n_before: int
@@ -82,6 +82,8 @@ class Report:
     Attributes:
         cause: why the run as a whole is undecided, where no kernel's verdict says it; '' otherwise.
         metric: what was judged; "mixed" where not all kernels have the same, "none" where nothing was judged.
+        rare_launches, rare_time: the share of launches and of time that rare kernels hold together, in the window
+            where it is larger.
         notes: what the reader must know to read the verdict, one sentence each.
         warnings: what may be wrong with the data, one sentence each.
     """
@@ -96,6 +98,8 @@ class Report:
     after: WindowReport
     kernels: tuple[KernelReport, ...]
     rare: tuple[RareKernel, ...] = ()
+    rare_launches: float = 0.0
+    rare_time: float = 0.0
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 

@@ -160,6 +160,11 @@ def judge_all(samples: Mapping[K, tuple[Sample | None, Sample | None]], policy: 
     return verdicts
 
 
+def values_needed(quantile: float) -> int:
+    """How many launches a window needs for this quantile: 2,000 for a p99."""
+    return math.ceil(round(MIN_EXCEEDANCES / (1.0 - quantile), 6))
+
+
 def overall(verdicts: Iterable[Verdict]) -> Verdict:
     """The verdict on a run.
 
@@ -188,7 +193,7 @@ def _lack(name: str, estimate: TailEstimate, policy: Policy) -> list[str]:
     """Why this window cannot be judged, one sentence each."""
     tail = 1.0 - policy.quantile
     what = f"p{100 * policy.quantile:g}"
-    needed = math.ceil(round(MIN_EXCEEDANCES / tail, 6))
+    needed = values_needed(policy.quantile)
     if estimate.n < needed:
         return [
             f"The {name} window has {estimate.n:,} launches; {what} needs {needed:,}: "
@@ -271,7 +276,7 @@ def _undecided(pair: _Pair, family: int, policy: Policy) -> str:
         return f"{text}: it is too close to the margin for any window of practical length."
     factor = max(factor, 1.1)
     return (
-        f"{text}: it would take about {factor:.1f} times as many launches in each window, "
+        f"{text}: it would take about {factor:.{1 if factor < 10 else 0}f} times as many launches in each window, "
         f"{math.ceil((factor - 1.0) * pair.before.n):,} more before and "
         f"{math.ceil((factor - 1.0) * pair.after.n):,} more after, if the ratio stays where it is."
     )

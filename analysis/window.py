@@ -10,7 +10,7 @@ NS: Final = 1_000_000_000
 MINUTE_NS: Final = 60 * NS
 BUCKETS: Final = 120
 """interval.RECOMMENDED_BUCKETS, repeated: importing it would make `kdiff --help` import numpy and scipy."""
-_UNITS: Final = ((86_400 * NS, "d"), (3_600 * NS, "h"), (60 * NS, "m"), (NS, "s"))
+_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 _MAX_NS: Final = 253_402_300_799 * NS  # the last second that a calendar date can name
 
 
@@ -83,17 +83,12 @@ def length_text(length_ns: int) -> str:
     if length_ns < NS:
         size, unit = next((s, u) for s, u in ((1_000_000, "ms"), (1_000, "us"), (1, "ns")) if length_ns >= s or s == 1)
         return f"{length_ns / size:.3g}{unit}"
+    if length_ns < 60 * NS:
+        return f"{length_ns / NS:.3g}s"
+    rest = round(length_ns / NS)
     parts: list[str] = []
-    rest = length_ns
     for size, unit in _UNITS:
-        if unit == "s" and (rest or not parts) and len(parts) < 2:
-            seconds = f"{rest / NS:.3g}" if rest < 100 * NS else f"{rest // NS}"
-            if seconds != "0" or not parts:
-                parts.append(f"{seconds}s")
-            break
         count, rest = divmod(rest, size)
         if count:
             parts.append(f"{count}{unit}")
-        if len(parts) == 2:
-            break
-    return "".join(parts)
+    return "".join(parts[:2])

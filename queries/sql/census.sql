@@ -13,7 +13,9 @@ SELECT
     countIf(sound AND completion_ns > 0 AND batch_launches = 1) AS isolated,
     countIf(host AND sound AND returned AND duration_ns > 0) AS timed,
     countIf(NOT host) AS executions,
-    sumIf(duration_ns, NOT host) AS device_ns
+    sumIf(duration_ns, NOT host) AS device_ns,
+    sumIf(completion_ns, sound) AS completed_ns,
+    sumIf(duration_ns, host AND sound AND returned) AS launch_ns
 FROM
 (
     SELECT

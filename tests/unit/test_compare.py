@@ -151,14 +151,14 @@ def test_batch_bound_launches_never_pass(capture: Capture) -> None:
     assert row.verdict is Verdict.INCONCLUSIVE
     assert row.reasons[0].startswith("Device time not recorded")
     assert (row.n_before, row.n_after) == (N, N)
-    assert "did not move by more than its noise" in row.reasons[1]
+    assert row.reasons[1].startswith("The completion of its batches is within its noise: p99 x")
 
 
 def test_batch_bound_launches_that_moved_are_not_a_regression_but_are_told(capture: Capture) -> None:
     capture.host("gelu", 1.0, 1.3, batch_launches=24)
     row = only(capture.compare())
     assert row.verdict is Verdict.INCONCLUSIVE
-    assert "the end of the batch it was in, moved" in row.reasons[1]
+    assert row.reasons[1].startswith("The completion of its batches moved: p99 x1.")
 
 
 def test_completion_by_request_judges_all_and_says_so(capture: Capture) -> None:
@@ -362,23 +362,94 @@ def test_kernel_pattern(capture: Capture) -> None:
         capture.compare(patterns=["nothing"])
 
 
+def rare(report: Report) -> list[tuple[str, int, int]]:
+    return [(r.kernel, r.n_before, r.n_after) for r in report.rare]
+
+
 def test_a_one_off_kernel_does_not_decide_the_run(capture: Capture) -> None:
     capture.device("gelu", count=20_011)
-    capture.device("init", 1.0, 1.0, count=3)
+    capture.device("init", count=3)
     capture.device("boot", 1.0, None, count=2)
     report = capture.compare()
     assert report.exit_code == 0
     assert [row.kernel for row in report.kernels] == ["gelu"]
-    assert [(r.kernel, r.n_before, r.n_after) for r in report.rare] == [("boot", 2, 0), ("init", 3, 3)]
+    assert rare(report) == [("init", 3, 3), ("boot", 2, 0)]
+    assert report.rare_launches == pytest.approx(5 / 20_016)
+    assert report.rare_time == pytest.approx(5 / 20_016, rel=0.3)
     # Asked for, it is judged: it has not enough launches.
     assert only(capture.compare(patterns=["init"]), "init").verdict is Verdict.NOT_ENOUGH_DATA
-    assert capture.compare(min_share=0.0).exit_code == 3
+    assert only(capture.compare(renames=["init=init"]), "init").verdict is Verdict.NOT_ENOUGH_DATA
+    report = capture.compare(max_unjudged=0.0)
+    assert (report.exit_code, rare(report)) == (3, [])
 
 
-def test_a_kernel_that_takes_the_device_s_time_is_never_rare(capture: Capture) -> None:
+def test_rare_kernels_share_one_budget_and_the_smallest_go_first(capture: Capture) -> None:
+    capture.device("gelu", count=30_011)
+    for i in range(4):
+        capture.device(f"small{i}", count=480 + 20 * i)
+    report = capture.compare()
+    # Of 32,051 launches the first three have 4.7%, all four 6.4%.
+    assert [name for name, _, _ in rare(report)] == ["small2", "small1", "small0"]
+    assert report.rare_launches == pytest.approx(1_500 / 32_051)
+    assert (report.exit_code, only(report, "small3").verdict) == (3, Verdict.NOT_ENOUGH_DATA)
+    assert capture.compare(max_unjudged=0.08).exit_code == 0
+
+
+@pytest.mark.parametrize("window", ["before", "after"])
+def test_the_budget_holds_in_each_window(capture: Capture, window: str) -> None:
     capture.device("gelu", count=20_011)
-    capture.device("huge", 10_000.0, 10_000.0, count=3)
-    assert only(capture.compare(), "huge").verdict is Verdict.NOT_ENOUGH_DATA
+    scales = (100.0, 1.0) if window == "before" else (1.0, 100.0)
+    capture.device("huge", *scales, count=30)
+    report = capture.compare()
+    # 30 launches, but 100 times as long: 13% of the time in one window.
+    assert rare(report) == []
+    assert only(report, "huge").verdict is Verdict.NOT_ENOUGH_DATA
+
+
+@pytest.mark.parametrize(("metric", "column"), [("completion", "completion_ns"), ("launch", "duration_ns")])
+def test_without_device_time_the_budget_is_in_the_judged_measure(capture: Capture, metric: str, column: str) -> None:
+    capture.host("gelu", count=20_011, **{column: 10_000})
+    capture.host("small", count=30, **{column: 10_000})
+    capture.host("huge", count=30, **{column: 1_000_000})
+    report = capture.compare(metric=metric)
+    assert rare(report) == [("small", 30, 30)]
+    assert only(report, "huge").verdict is Verdict.NOT_ENOUGH_DATA
+
+
+def test_new_and_gone_kernels_are_rare_only_if_few(capture: Capture) -> None:
+    capture.device("gelu", count=60_013)
+    capture.device("new", None, 1.0, count=2_003)
+    capture.device("gone", 1.0, None, count=1_999)
+    report = capture.compare()
+    assert only(report, "new").verdict is Verdict.NEW
+    assert rare(report) == [("gone", 1_999, 0)]
+    assert report.exit_code == 0
+
+
+def test_a_kernel_at_the_border_is_rare_but_not_one_that_was_swapped_in(capture: Capture) -> None:
+    capture.device("gelu", count=200_003)
+    for name, before, after in (("border", 1_990, 2_010), ("canary", 30, 5_003), ("retired", 5_003, 30)):
+        capture.device(name, 1.0, None, count=before)
+        capture.device(name, None, 1.0, count=after)
+    report = capture.compare()
+    assert rare(report) == [("border", 1_990, 2_010)]
+    assert {only(report, name).verdict for name in ("canary", "retired")} == {Verdict.NOT_ENOUGH_DATA}
+
+
+def test_another_quantile_needs_fewer(capture: Capture) -> None:
+    capture.device("gelu", count=60_013)
+    capture.device("small", count=301)
+    assert rare(capture.compare()) == [("small", 301, 301)]
+    report = capture.compare(policy=Policy(quantile=0.9))
+    assert rare(report) == []
+    assert only(report, "small").verdict is not Verdict.NOT_ENOUGH_DATA
+
+
+def test_where_every_kernel_is_rare_the_run_is_undecided(capture: Capture) -> None:
+    for i in range(30):
+        capture.device(f"small{i}", count=50)
+    report = capture.compare()
+    assert (report.exit_code, len(report.rare)) == (3, 1)
 
 
 def test_on_undecided(capture: Capture) -> None:
