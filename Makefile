@@ -7,7 +7,7 @@ BIN := .venv/bin
 PYTHON ?=
 export PYTHON
 # Checked beside the packages, which pyproject.toml names.
-TYPED := tests/standins/standins.py tests/standins/in_process.py tests/captures.py deploy/demo
+TYPED := tests/standins/standins.py tests/standins/in_process.py tests/captures.py deploy/demo/demo.py
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,7 +15,7 @@ help: ## List the targets
 setup: ## Install what is missing: packages with apt (as root), Python packages into .venv (PYTHON=... picks the Python)
 	@deploy/setup.sh
 
-demo: setup ## Record a kernel swap that made one kernel slower, and let kdiff find it (root, about 40 s)
+demo: setup ## Record a kernel swap that made one kernel slower, and let kdiff find it (root, about 20 s)
 	@$(BIN)/python deploy/demo/demo.py
 
 test: lint ## Lint, then run every test, the quick ones first (root: real probes are attached)

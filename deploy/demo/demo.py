@@ -51,11 +51,11 @@ def standin_load() -> Load:
 
     built = build()
     urgent = ["chrt", "--fifo", "1"]
-    if subprocess.run([*urgent, "true"], capture_output=True, check=False).returncode != 0:
+    if not succeeds([*urgent, "true"]):
         urgent = []
 
-    def command(slowed_us: float) -> list[str]:
-        kernels = {"layer_norm": 110.0, SLOWED: slowed_us, "softmax": 180.0}
+    def command(slowed_us: int) -> list[str]:
+        kernels = {"layer_norm": 110, SLOWED: slowed_us, "softmax": 180}
         options = [f"--kernel={name}:{median}:0.06:0.05:3" for name, median in kernels.items()]
         seed = f"--seed={random.randrange(1 << 31)}"
         return [*urgent, path(built.workload), "--isolated", f"--launches={LAUNCHES}", seed, *options]
@@ -72,17 +72,21 @@ def triton_load(python: str) -> Load:
 
 def triton_python() -> str | None:
     """A Python that has PyTorch with a GPU, and Triton; not the virtual environment's own, which has neither."""
-    if (
-        shutil.which("nvidia-smi") is None
-        or subprocess.run(["nvidia-smi"], capture_output=True, check=False).returncode
-    ):
+    if not succeeds(["nvidia-smi"]):
         return None
     check = "import torch, triton, sys; sys.exit(not torch.cuda.is_available())"
     for python in dict.fromkeys([os.environ.get("DEMO_PYTHON", "python3"), "/usr/bin/python3", sys.executable]):
         found = shutil.which(python)
-        if found and subprocess.run([found, "-c", check], capture_output=True, check=False).returncode == 0:
+        if found and succeeds([found, "-c", check]):
             return found
     return None
+
+
+def succeeds(command: Sequence[str]) -> bool:
+    """Whether a command is there and exits with 0."""
+    if shutil.which(command[0]) is None:
+        return False
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def path(of: Path) -> str:
@@ -131,11 +135,14 @@ def run(load: Load) -> bool:
 
 
 NEXT = """
-Right: {slowed} got 30% slower between the two recordings, and kdiff blames it and no other. Next:
+Right: {slowed} does 30% more work after the swap, and kdiff blames it and no other kernel. Next:
 
-  {bin}/kdiff kernels --store {work}/after             what ran, and how long each took
-  {bin}/kdiff --before {work}/before --after {work}/after --tolerance 50%   would a 50% slowdown be accepted?
-  {bin}/kdiff-agent record -- YOUR-PROGRAM             record your own (docs/guide-agent.md)
+What ran, and how long each took:
+  {bin}/kdiff kernels --store {work}/after
+Would a rollout that accepts 50% be stopped?
+  {bin}/kdiff --before {work}/before --after {work}/after --tolerance 50%
+Record your own program (see docs/guide-agent.md):
+  {bin}/kdiff-agent record -- YOUR-PROGRAM
 """
 
 WRONG = """
@@ -154,7 +161,7 @@ def main() -> int:
             if attempt:
                 print("\nThat is not the expected answer: this machine is busy. Recording both sides once more.")
             if run(load):
-                print(NEXT.format(slowed=SLOWED, bin=path(BIN), work=path(WORK)), end="")
+                print(NEXT.format(slowed=SLOWED, bin=shlex.quote(path(BIN)), work=shlex.quote(path(WORK))), end="")
                 return 0
     except (DemoError, OSError, RuntimeError) as error:
         print(f"demo: {error}", file=sys.stderr)
