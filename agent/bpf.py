@@ -12,6 +12,7 @@ import importlib.util
 import os
 import struct
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,9 @@ def _import_bcc() -> ModuleType:
         module = importlib.util.module_from_spec(wanted)
         sys.modules["bcc"] = module
         try:
-            wanted.loader.exec_module(module)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SyntaxWarning)  # BCC 0.26 under Python 3.12
+                wanted.loader.exec_module(module)
         except OSError as error:  # the Python half is there, libbcc.so.0 is not
             del sys.modules["bcc"]
             raise AgentError(

@@ -24,6 +24,7 @@ from kdiff.agent.errors import ElfError
 _SYMBOL: Final = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
 )
+_LAUNCHES: Final = (b"cudaLaunchKernel\0", b"cuLaunchKernel\0")  # no runtime and no driver is without
 _FUNCTION: Final = 2  # STT_FUNC
 _EXECUTABLE: Final = 1  # PF_X
 _ENDBR64: Final = bytes.fromhex("f30f1efa")
@@ -107,6 +108,8 @@ class Elf:
         found: dict[str, Site] = {}
         for table in self._tables:
             names = os.pread(self._stream.fileno(), table.names_bytes, table.names_at)
+            if not any(launch in names for launch in _LAUNCHES):
+                continue
             by_offset = {at: symbol for symbol in wanted for at in _occurrences(symbol.encode() + b"\0", names)}
             if not by_offset:
                 continue
@@ -164,6 +167,25 @@ class Elf:
             if isinstance(segment, InterpSegment):
                 return str(segment.get_interp_name())
         return None
+
+
+def may_hold_cuda(fd: int) -> bool:
+    """Whether a file deserves to be read as ELF for CUDA functions: it holds device code, or cannot be told.
+
+    A quick look at the section names alone: a program that uses PyTorch maps hundreds of libraries. A library that
+    brings a runtime of its own brings kernels too; libcuda and libcudart themselves are known by their file names.
+    """
+    header = os.pread(fd, 64, 0)
+    if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01":
+        return False
+    sections_at = struct.unpack_from("<Q", header, 40)[0]
+    size, _, names_index = struct.unpack_from("<HHH", header, 58)
+    try:
+        entry = os.pread(fd, size, sections_at + names_index * size)
+        names_at, names_bytes = struct.unpack_from("<QQ", entry, 24)
+        return b".nv_fatbin" in os.pread(fd, min(names_bytes, 1 << 20), names_at)
+    except (OSError, struct.error, OverflowError):
+        return True
 
 
 def _occurrences(name: bytes, names: bytes) -> Iterator[int]:

@@ -304,7 +304,7 @@ class Recorder:
             self._unwritten.append(("cuda_events", events))
         self._unwritten.append(("agent_health", self._account()))
         self._write()
-        for pid in self._targets.reap():
+        for pid in self._targets.reap(time.monotonic()):
             self._pairing.process_ended(pid)
             self._names.forget(pid)
             for owner in [key for key in self._owners if key[0] == pid]:

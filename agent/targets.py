@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import Final
 
 from kdiff.agent import procfs
 from kdiff.agent.bpf import Probe, Program, explain_attach
-from kdiff.agent.elf import Elf, Site
+from kdiff.agent.elf import Elf, Site, may_hold_cuda
 from kdiff.agent.errors import AgentError, ElfError
 from kdiff.agent.names import Place
 from kdiff.probes.points import DRIVER_SYMBOLS, LIFECYCLE, POINTS, RUNTIME_SYMBOLS, Layer, Step
@@ -26,10 +27,12 @@ from kdiff.probes.wire import Decision
 FileKey = tuple[int, int]  # device and inode, as fstat gives them
 
 _WANTED: Final = RUNTIME_SYMBOLS | DRIVER_SYMBOLS
+_CUDA_LIBRARY: Final = re.compile(r"lib(cuda|cudart)\.so(\.|$)")
 _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 # After its first CUDA call a process maps more libraries soon; later ones are rare and cost little to wait for.
 _SCAN_AFTER_S: Final = (0.0, 0.05, 0.15, 0.4, 1.0)
 _SCAN_EVERY_S: Final = 2.0
+_KEEP_ENDED_S: Final = 30.0  # more than launches wait for a sync, and rows for a flush
 
 
 @dataclass
@@ -43,6 +46,7 @@ class Process:
     traced: bool
     driver_build: str = ""
     mappings: list[procfs.Mapping] = field(default_factory=list)
+    ended_at: float | None = None  # monotonic; when it was first found to have ended
     scans: list[float] = field(default_factory=list)  # monotonic times at which to look at its mappings again
 
 
@@ -72,16 +76,18 @@ class Targets:
             self._note(f"{path} cannot be read ({error.strerror}): it is not probed")
             return
         try:
-            self._probe(fd, path)
+            self._probe(fd, path, always=True)
         finally:
             os.close(fd)
 
-    def _probe(self, fd: int, path: str) -> FileKey:
+    def _probe(self, fd: int, path: str, *, always: bool = False) -> FileKey:
         found = os.fstat(fd)
         key = (found.st_dev, found.st_ino)
         if key in self._probed:
             return key
         self._probed[key] = ""
+        if not (always or _CUDA_LIBRARY.match(os.path.basename(path)) or may_hold_cuda(fd)):
+            return key
         try:
             with Elf(fd, path) as elf:
                 sites = elf.sites(_WANTED)
@@ -181,7 +187,7 @@ class Targets:
                 if fd is None:
                     continue
                 try:
-                    key = self._mapped[mapping.key] = self._probe(fd, mapping.path)
+                    key = self._mapped[mapping.key] = self._probe(fd, mapping.path, always=mapping is executable[0])
                 finally:
                     os.close(fd)
             if key in self._drivers:
@@ -209,12 +215,19 @@ class Targets:
         leaf.name_offset = offset
         table[key] = leaf
 
-    def reap(self) -> list[int]:
-        """Forgets processes that have ended and returns their pids."""
+    def reap(self, now: float) -> list[int]:
+        """Forgets processes that ended some time ago, and returns their pids (`now`: monotonic seconds).
+
+        Not at once: their last events may still be in the ring, or wait for a sync that will not come.
+        """
         gone = []
         for pid, process in list(self._processes.items()):
             found = procfs.stat(pid)
-            if found is None or found.ended or found.start_ticks != process.start_ticks:
+            if found is not None and not found.ended and found.start_ticks == process.start_ticks:
+                continue
+            if process.ended_at is None:
+                process.ended_at = now
+            elif now - process.ended_at > _KEEP_ENDED_S:
                 gone.append(pid)
                 del self._processes[pid]
                 table = self._program.map("processes")
