@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -32,12 +32,37 @@ _ESSENTIAL: Final = {
 }
 
 
+# Where the footer tells from when to when a segment's rows are.
+_TIMES: Final = {
+    "cuda_events": ("timestamp_ns", "timestamp_ns"),
+    "kernel_executions": ("timestamp_ns", "timestamp_ns"),
+    "agent_health": ("from_ns", "to_ns"),
+}
+
+
+class UnreadableError(Exception):
+    """Why a file cannot be read as a segment; '' if it is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A readable segment. No row of it is outside [first_ns, last_ns]; None where the footer does not say."""
+
+    path: Path
+    first_ns: int | None = None
+    last_ns: int | None = None
+
+    def overlaps(self, from_ns: int, to_ns: int) -> bool:
+        """Whether a row may lie in [from_ns, to_ns)."""
+        return self.first_ns is None or self.last_ns is None or (self.first_ns < to_ns and self.last_ns >= from_ns)
+
+
 @dataclass(slots=True)
 class Snapshot:
     """The readable segments of one capture at one moment."""
 
     root: Path
-    files: dict[str, list[Path]] = field(default_factory=dict)
+    files: dict[str, list[Segment]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
 
@@ -64,11 +89,11 @@ def scan(root: Path) -> Snapshot:
         tables += 1
         good = snapshot.files.setdefault(table, [])
         for path in _segments(entries, snapshot.warnings):
-            reason = why_unreadable(path, table, schema)
-            if reason is None:
-                good.append(path.absolute())
-            elif reason:
-                snapshot.warnings.append(f"skipped {_show(path)}: {reason}")
+            try:
+                good.append(read_footer(path, table, schema))
+            except UnreadableError as error:
+                if str(error):
+                    snapshot.warnings.append(f"skipped {_show(path)}: {error}")
     if not tables:
         raise StoreError(f"there is no capture at {_show(root)} (no folder of a known table in it): {_MEND}")
     if not any(snapshot.files.values()):
@@ -83,22 +108,38 @@ def scan(root: Path) -> Snapshot:
     return snapshot
 
 
-def why_unreadable(path: Path, table: str, schema: pa.Schema) -> str | None:
-    """Why `path` cannot be read as a segment of `table`; None if it can; '' if it is gone."""
+def read_footer(path: Path, table: str, schema: pa.Schema) -> Segment:
+    """The segment of `table` at `path`. Raises UnreadableError."""
     try:
         info = path.stat()
         if not stat.S_ISREG(info.st_mode):  # opening a FIFO would wait for ever
-            return "not a regular file"
+            raise UnreadableError("not a regular file")
         if info.st_size == 0:
-            return "empty file"
-        found = pq.read_schema(path)
-    except FileNotFoundError:
-        return "a link to nothing" if path.is_symlink() else ""  # retention removed it since the listing
-    except PermissionError:
-        return "no permission to read it"
+            raise UnreadableError("empty file")
+        footer = pq.read_metadata(path)
+        problem = _why_other_table(footer.schema.to_arrow_schema(), table, schema)
+    except FileNotFoundError as error:
+        # Not a link: retention removed it since the listing.
+        raise UnreadableError("a link to nothing" if path.is_symlink() else "") from error
+    except PermissionError as error:
+        raise UnreadableError("no permission to read it") from error
     except (OSError, pa.ArrowException, ValueError) as error:
-        return f"torn or not a Parquet file ({_first_line(error)})"
-    return _why_other_table(found, table, schema)
+        raise UnreadableError(f"torn or not a Parquet file ({_first_line(error)})") from error
+    if problem:
+        raise UnreadableError(problem)
+    first, last = _TIMES.get(table, ("", ""))
+    return Segment(path.absolute(), _bound(footer, first, min), _bound(footer, last, max))
+
+
+def _bound(footer: pq.FileMetaData, column: str, of: Callable[[list[int]], int]) -> int | None:
+    """The least or greatest value of a column by the statistics of its row groups; None where one does not say."""
+    if column not in footer.schema.names or not footer.num_row_groups:
+        return None
+    place = footer.schema.names.index(column)
+    found = [footer.row_group(i).column(place).statistics for i in range(footer.num_row_groups)]
+    if not all(s is not None and s.has_min_max for s in found):
+        return None
+    return of([end for s in found for end in (s.min, s.max)])
 
 
 def _why_other_table(found: pa.Schema, table: str, schema: pa.Schema) -> str | None:

@@ -1,9 +1,10 @@
 """The store: the tables of one capture directory behind SQL, run by the embedded ClickHouse engine.
 
 The engine never sees the capture's own path. Good segments are linked into a private temporary directory:
-the set of files cannot grow between two queries, and quotes, globs or braces in a path have no meaning. The
-engine is one for the process and lives in memory; each store has a database of its own in it, so several can
-be open at once.
+the set of files cannot grow between two queries, and quotes, globs or braces in a path have no meaning. A query for a
+window sees only the segments that may hold rows of it: the engine would skip the others by itself, but open each.
+The engine is one for the process and lives in memory; each store has databases of its own in it, so several can be
+open at once.
 """
 
 from __future__ import annotations
@@ -78,25 +79,16 @@ class CaptureStore:
         """Open the capture at `root`. Raises StoreError with one sentence that names the mend."""
         snapshot = scan(root)
         self.root = root
+        self._files = snapshot.files
         self._warnings = snapshot.warnings
         self._links = Path(tempfile.mkdtemp(prefix="kdiff-", dir=_safe_temporary_root()))
         self._remove_links = weakref.finalize(self, shutil.rmtree, str(self._links), ignore_errors=True)
         self._client: Any = None
-        self._database = f"kdiff_{uuid.uuid4().hex}"
+        self._databases: dict[tuple[int, int] | None, str] = {}
         try:
-            for table in TABLES:
-                folder = self._links / table
-                folder.mkdir()
-                for number, path in enumerate(snapshot.files.get(table, [])):
-                    (folder / f"{number:08d}{SUFFIX}").symlink_to(path)
             self._client = _connect()
-            self._create_tables()
-        except BaseException as error:
+        except BaseException:
             self.close()
-            if isinstance(error, OSError):
-                raise StoreError(
-                    f"cannot prepare a temporary directory ({error.strerror}): free space, or set TMPDIR"
-                ) from error
             raise
 
     @property
@@ -122,7 +114,8 @@ class CaptureStore:
         client, self._client = self._client, None
         if client is not None:
             try:
-                client.command(f"DROP DATABASE IF EXISTS {self._database}")
+                for database in self._databases.values():
+                    client.command(f"DROP DATABASE IF EXISTS {database}")
             finally:
                 client.close()
         self._remove_links()
@@ -133,15 +126,37 @@ class CaptureStore:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.close()
 
-    def _create_tables(self) -> None:
-        self._client.command(f"CREATE DATABASE {self._database}")
+    def _tables_for(self, params: Params) -> str:
+        """The database whose tables hold the segments that a query with `params` may need."""
+        window = None
+        start, end = params.get("from_ns"), params.get("to_ns")
+        if isinstance(start, int) and isinstance(end, int):
+            every = (segment for segments in self._files.values() for segment in segments)
+            if not all(segment.overlaps(start, end) for segment in every):
+                window = (start, end)
+        if window not in self._databases:
+            try:
+                self._databases[window] = self._create_tables(window)
+            except OSError as error:
+                raise StoreError(
+                    f"cannot prepare a temporary directory ({error.strerror}): free space, or set TMPDIR"
+                ) from error
+        return self._databases[window]
+
+    def _create_tables(self, window: tuple[int, int] | None) -> str:
+        database = f"kdiff_{uuid.uuid4().hex}"
+        self._client.command(f"CREATE DATABASE {database}")
         for table, schema in TABLES.items():
+            folder = self._links / database / table
+            folder.mkdir(parents=True)
+            for number, segment in enumerate(self._files.get(table, [])):
+                if window is None or segment.overlaps(*window):
+                    (folder / f"{number:08d}{SUFFIX}").symlink_to(segment.path)
             columns = ", ".join(f"{column.name} {engine_type(column.type)}" for column in schema)
-            glob = self._links / table / f"*{SUFFIX}"
             # A glob that matches nothing is an empty table, because the columns are given.
-            source = f"file('{glob}', 'Parquet', '{columns}')"
-            self._client.command(f"CREATE VIEW {self._database}.{table} AS SELECT * FROM {source}")
-        self._client.database = self._database
+            source = f"file('{folder / f'*{SUFFIX}'}', 'Parquet', '{columns}')"
+            self._client.command(f"CREATE VIEW {database}.{table} AS SELECT * FROM {source}")
+        return database
 
     def _run(self, sql: str, name: str, params: Params) -> pa.Table:
         from clickhouse_connect.driver.exceptions import ClickHouseError
@@ -149,6 +164,7 @@ class CaptureStore:
         if self._client is None:
             raise StoreError(f"the store {self.name} is closed")
         for _ in range(_ATTEMPTS):
+            self._client.database = self._tables_for(params)
             try:
                 answer: pa.Table = self._client.query_arrow(sql, parameters=dict(params))
             except (ClickHouseError, pa.ArrowException, OSError) as error:
@@ -171,25 +187,32 @@ class CaptureStore:
         the same connection. The new one is opened first: the engine and its tables live while any is open.
         """
         old, self._client = self._client, _connect()
-        self._client.database = self._database
         old.close()
 
     def _drop_vanished(self) -> bool:
-        gone = [link for link in self._links.glob(f"*/*{SUFFIX}") if not link.exists()]
-        for link in gone:
-            self._drop(link, "removed while it was being read (retention?)")
+        gone = {os.readlink(link) for link in self._all_links() if not link.exists()}
+        self._drop(gone, "removed while it was being read (retention?)")
         return bool(gone)
 
     def _drop_named_in(self, message: str) -> bool:
         """Drop the segments that the engine's error names: a good footer does not prove good pages."""
-        named = [link for link in self._links.glob(f"*/*{SUFFIX}") if str(link) in message]
-        for link in named:
-            self._drop(link, f"damaged ({_reason(message)})")
+        named = {os.readlink(link) for link in self._all_links() if str(link) in message}
+        self._drop(named, f"damaged ({_reason(message)})")
         return bool(named)
 
-    def _drop(self, link: Path, reason: str) -> None:
-        self._warnings.append(f"skipped {printable(os.readlink(link))}: {reason}")
-        link.unlink()
+    def _all_links(self) -> list[Path]:
+        return list(self._links.glob(f"*/*/*{SUFFIX}"))
+
+    def _drop(self, paths: set[str], reason: str) -> None:
+        """Leave segments out of every table from now on."""
+        if not paths:
+            return
+        self._warnings += [f"skipped {printable(path)}: {reason}" for path in sorted(paths)]
+        for table, segments in self._files.items():
+            self._files[table] = [segment for segment in segments if str(segment.path) not in paths]
+        for link in self._all_links():
+            if os.readlink(link) in paths:
+                link.unlink()
 
 
 def open_store(spec: str) -> CaptureStore:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,7 @@ from kdiff.queries.store import CaptureStore, engine_type, load_sql, open_store
 from kdiff.queries.tables import TABLES
 
 QUERIES = sorted(path.stem for path in Path(__file__).parents[2].glob("queries/sql/*.sql"))
-WHOLE = {"from_ns": T0, "to_ns": T0 + MINUTE, "service": ""}
+WHOLE: Final[dict[str, int | str | list[int]]] = {"from_ns": T0, "to_ns": T0 + MINUTE, "service": ""}
 LAUNCHES = 997  # prime: no rounding can hide a row lost or doubled
 
 
@@ -34,8 +35,9 @@ def small(root: Path, count: int = LAUNCHES) -> Path:
     return root
 
 
-def kernels(store: CaptureStore) -> list[dict[str, object]]:
-    return store.query("kernels_between", WHOLE).to_pylist()
+def kernels(store: CaptureStore) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = store.query("kernels_between", WHOLE).to_pylist()
+    return rows
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -353,15 +355,34 @@ def test_names_that_cannot_be_a_directory(spec: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_no_permission(tmp_path: Path) -> None:
-    small(tmp_path / "capture")
-    (tmp_path / "capture").chmod(0)
+# Gives up root's right to pass over permissions (PR_CAPBSET_DROP of CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH).
+UNPRIVILEGED = """
+import ctypes, os, sys
+for capability in (1, 2):
+    ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("closed", ["", "cuda_events", "cuda_events/000001.parquet"])
+def test_no_permission(tmp_path: Path, closed: str) -> None:
+    root = small(tmp_path / "capture")
+    kdiff = str(Path(sys.executable).parent / "kdiff")
+    command = [sys.executable, "-c", UNPRIVILEGED, kdiff, "kernels", "--store", str(root)]
+    shut = root / closed
+    mode = shut.stat().st_mode
+    shut.chmod(0)
     try:
-        with pytest.raises(StoreError, match="no permission"):
-            open_store(str(tmp_path / "capture"))
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     finally:
-        (tmp_path / "capture").chmod(0o700)
+        shut.chmod(mode)
+    if closed.endswith(".parquet"):
+        assert done.stderr == f"kdiff: warning: skipped {shut}: no permission to read it\n"
+        assert "0 launches of 1 kernel" in done.stdout  # the device's side is still there
+        assert done.returncode == 0
+    else:
+        assert done.stderr == f"kdiff: no permission to read {shut}: run as its owner or as root\n"
+        assert (done.returncode, done.stdout) == (2, "")
 
 
 def test_no_permission_as_the_system_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,6 +397,58 @@ def test_no_permission_as_the_system_says_it(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(StoreError, match=r"no permission to read .*cuda_events"):
         scan(tmp_path)
+
+
+def minutes(root: Path, count: int) -> list[Path]:
+    """One segment of each table a minute; the last row of each is the last nanosecond of its minute."""
+    written = []
+    for i in range(count):
+        start = T0 + i * MINUTE
+        times = [start, start + SECOND, start + MINUTE - 1]
+        written.append(captures.write(root, "cuda_events", captures.launches("gelu", times), f"{i}"))
+        captures.write(root, "kernel_executions", captures.executions("gelu", times, 5), f"{i}")
+        captures.write(root, "agent_health", captures.health(start, start + MINUTE, step=MINUTE), f"{i}")
+    return written
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "launches", "stretches", "opened"),
+    [
+        (2 * MINUTE, 3 * MINUTE, 3, 1, {2}),
+        (2 * MINUTE - 1, 3 * MINUTE + 1, 5, 3, {1, 2, 3}),
+        (2 * MINUTE + 1, 2 * MINUTE + 2, 0, 1, {2}),
+        (0, 5 * MINUTE, 15, 5, {0, 1, 2, 3, 4}),
+        (-5 * MINUTE, 0, 0, 0, set()),
+        (5 * MINUTE, 6 * MINUTE, 0, 0, set()),
+    ],
+)
+def test_a_window_opens_only_segments_that_may_hold_rows_of_it(
+    tmp_path: Path, start: int, end: int, launches: int, stretches: int, opened: set[int]
+) -> None:
+    segments = minutes(tmp_path, 5)
+    params: dict[str, int | str | list[int]] = {"from_ns": T0 + start, "to_ns": T0 + end, "service": ""}
+    with open_store(str(tmp_path)) as store:
+        for number, segment in enumerate(segments):
+            if number not in opened:
+                segment.unlink()
+        assert sum(row["launches"] for row in store.query("census", params).to_pylist()) == launches
+        assert sum(row["executions"] for row in store.query("census", params).to_pylist()) == launches
+        assert store.query("health", params).num_rows == stretches
+        assert store.warnings == []
+        # All segments are asked for what is not about a window.
+        found = {row["source"]: row["rows"] for row in store.query("extent", {"service": ""}).to_pylist()}
+        assert found["cuda_events"] == 3 * len(opened)
+        assert len(store.warnings) == 5 - len(opened)
+
+
+def test_a_footer_without_statistics_is_read(tmp_path: Path) -> None:
+    minutes(tmp_path, 3)
+    bare = captures.launches("gelu", [T0 + MINUTE])
+    pq.write_table(bare, tmp_path / "cuda_events" / "bare.parquet", write_statistics=False)
+    with open_store(str(tmp_path)) as store:
+        params: dict[str, int | str | list[int]] = {"from_ns": T0 + MINUTE, "to_ns": T0 + MINUTE + 1, "service": ""}
+        (row,) = store.query("kernels_between", params).to_pylist()
+    assert row["launches"] == 2
 
 
 def test_many_segments_open_fast(tmp_path: Path) -> None:
