@@ -41,7 +41,8 @@ def test_a_spread_tail_has_binomial_variance() -> None:
     assert estimate.variance == pytest.approx(99.0)
     assert estimate.se == pytest.approx(math.sqrt(99.0) / 10_000)
     assert estimate.n_eff == pytest.approx(10_000)
-    assert (estimate.nu, estimate.filled, estimate.even) == (4, 40, pytest.approx(40.0))
+    assert (estimate.nu, estimate.filled) == (4, 40)
+    assert estimate.even == pytest.approx(40.0)
 
 
 def test_woodruff_and_step_limits_by_hand() -> None:
@@ -125,12 +126,14 @@ def test_idle_stretches_change_nothing() -> None:
     busy = tail_estimate(Sample(values, bucket, 40), 0.99)
     idle = tail_estimate(Sample(values, (bucket + 30 * (bucket >= 20)).astype(np.int32), 100), 0.99)
     assert idle.variance == pytest.approx(busy.variance)
-    assert (idle.nu, idle.filled, idle.even) == (busy.nu, busy.filled, pytest.approx(busy.even))
+    assert (idle.nu, idle.filled) == (busy.nu, busy.filled)
+    assert idle.even == pytest.approx(busy.even)
 
 
 def test_one_stretch_that_holds_everything_is_worth_one() -> None:
     estimate = tail_estimate(Sample(np.arange(5000, dtype=np.int64), np.zeros(5000, dtype=np.int32), 60), 0.99)
-    assert (estimate.filled, estimate.even) == (1, pytest.approx(1.0))
+    assert estimate.filled == 1
+    assert estimate.even == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(("filled", "nu"), [(1, 4), (30, 4), (40, 4), (60, 6), (120, 9), (900, 37)])

@@ -134,7 +134,7 @@ def test_new_and_gone(nothing: Sample | None) -> None:
     assert (new.verdict, new.n_before, new.quantiles_before) == (Verdict.NEW, 0, None)
     assert (gone.verdict, gone.n_after, gone.quantiles_after) == (Verdict.GONE, 0, None)
     assert new.quantiles_after == gone.quantiles_before
-    assert new.ratio is new.ci is new.p_regressed is None
+    assert [new.ratio, new.ci, new.p_regressed] == [None, None, None]
     assert judge(nothing, nothing, POLICY).verdict is Verdict.NOT_ENOUGH_DATA
 
 
