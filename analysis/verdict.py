@@ -1,8 +1,7 @@
 """The verdict on one kernel, on all kernels of a run, and on the run.
 
-A verdict is a statement about one quantile (p99 unless the policy says otherwise). The other quantiles are
-shown beside
-it and gate nothing: a slow median does not show at p99, nor the reverse.
+A verdict is a statement about one quantile (p99 unless the policy says otherwise). The other quantiles are shown
+beside it and gate nothing: a slow median does not show at p99, nor the reverse.
 """
 
 from __future__ import annotations
@@ -141,9 +140,8 @@ def judge(before: Sample | None, after: Sample | None, policy: Policy) -> Judgem
 def judge_all(samples: Mapping[K, tuple[Sample | None, Sample | None]], policy: Policy) -> dict[K, Judgement]:
     """The verdicts on all kernels of a run, in the order given.
 
-    Holm's procedure over the kernels with enough data keeps the chance of any false REGRESSED in the run
-    below `alpha_regressed`. A kernel that would be REGRESSED alone but not among so many is INCONCLUSIVE
-    and says so.
+    Holm's procedure over the kernels with enough data keeps the chance of any false REGRESSED in the run below
+    `alpha_regressed`. A kernel that would be REGRESSED alone but not among so many is INCONCLUSIVE and says so.
     """
     pairs: dict[K, _Pair] = {}
     for key, (before, after) in samples.items():
@@ -168,10 +166,9 @@ def values_needed(quantile: float) -> int:
 def overall(verdicts: Iterable[Verdict]) -> Verdict:
     """The verdict on a run.
 
-    REGRESSED if any kernel is; else INCONCLUSIVE or NOT_ENOUGH_DATA if any kernel is; else PASS. A kernel
-    that is NEW or GONE fails nothing beside others that were compared. But where nothing was compared (all
-    NEW or GONE, as after a rename, or no kernel at all) a PASS would say that someone looked: the run is
-    INCONCLUSIVE.
+    REGRESSED if any kernel is; else INCONCLUSIVE or NOT_ENOUGH_DATA if any kernel is; else PASS. A kernel that is NEW
+    or GONE fails nothing beside others that were compared. But where nothing was compared (all NEW or GONE, as after
+    a rename, or no kernel at all) a PASS would say that someone looked: the run is INCONCLUSIVE.
     """
     seen = set(verdicts)
     for verdict in (Verdict.REGRESSED, Verdict.INCONCLUSIVE, Verdict.NOT_ENOUGH_DATA):
@@ -202,12 +199,12 @@ def _lack(name: str, estimate: TailEstimate, policy: Policy) -> list[str]:
     if estimate.filled < MIN_BUCKETS:
         return [
             f"The {name} window has launches in {estimate.filled} stretches of time; {MIN_BUCKETS} are needed: "
-            f"take a longer window, or cut it into shorter stretches."
+            f"take a longer window."
         ]
     if estimate.even < MIN_EVEN_BUCKETS:
         return [
             f"The {name} window's launches crowd into the equal of {estimate.even:.1f} stretches of time; "
-            f"{MIN_EVEN_BUCKETS:g} are needed: take a window of steadier traffic, or shorter stretches."
+            f"{MIN_EVEN_BUCKETS:g} are needed: take a longer window, or one of steadier traffic."
         ]
     limits = [estimate.limits(alpha) for alpha in (policy.alpha_regressed, policy.alpha_pass)]
     width = max(high - low for low, high in limits)
@@ -262,7 +259,7 @@ def _undecided(pair: _Pair, family: int, policy: Policy) -> str:
     if pair.regressed_at(policy.alpha_regressed):
         return (
             f"Alone this kernel would be REGRESSED, but among {family} kernels a difference of this size is "
-            f"expected by chance too often: judge it alone, take longer windows, or cut them into more stretches."
+            f"expected by chance too often: judge it alone (--kernel), or take longer windows."
         )
     theta, _, high = ratio_interval(pair.before, pair.after, policy.alpha_pass)
     low = ratio_interval(pair.before, pair.after, policy.alpha_regressed).low

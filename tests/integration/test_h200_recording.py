@@ -267,9 +267,9 @@ def test_host_measures_asked_for_by_name(host: Path, metric: str, words: str) ->
 def test_launches_are_paired_with_the_sync_of_their_request(host: Path) -> None:
     events = pq.read_table(host / "cuda_events").to_pandas()
     launches = events[events.kind == "launch"]
-    # What was launched before the first sync seen may share it with launches not seen: no completion.
+    # What was launched before the first sync seen may share it with launches not seen.
     assert set(launches.batch_launches[launches.batch_launches > 0]) == LAUNCHES_PER_REQUEST
-    assert int((launches.completion_ns == 0).sum()) == min(launches.batch_launches.value_counts()) == 25
+    assert int((launches.batch_launches == 0).sum()) == 25
     calls = pq.read_table(DATA / "host.parquet").to_pandas()
     ends = set((calls.timestamp_ns + calls.duration_ns)[calls.kind == 2])
     proven = launches[launches.completion_ns > 0]

@@ -504,6 +504,38 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Report:
     return capture.compare()
 
 
+def test_short_names_keep_what_tells_kernels_apart() -> None:
+    from kdiff.analysis.output_text import short_names
+
+    add = "void at::native::vectorized_elementwise_kernel<{}, at::native::CUDAFunctor_add<c10::{}>, 3ul>(int, int)"
+    names = [add.format(4, "Half"), add.format(8, "Half"), add.format(8, "BFloat16"), "a::k<int>()", "b::k<int>()"]
+    assert short_names(names, 200) == {name: name for name in names}
+    assert list(short_names(names, 61).values()) == [
+        "vectorized_elementwise_kernel<4, CUDAFunctor_add<Half>, 3ul>",
+        "vectorized_elementwise_kernel<8, CUDAFunctor_add<Half>, 3ul>",
+        "vectorized_elementwise_kernel<8, CUDAFu…r_add<BFloat16>, 3ul>",
+        *names[3:],
+    ]
+    for width in (40, 30, 20):
+        shown = short_names(names, width)
+        assert len(set(shown.values())) == len(names)
+        assert max(map(len, shown.values())) <= width
+        assert shown[names[0]].startswith("vector")
+
+
+def test_a_reason_that_kernels_share_is_told_once(capture: Capture) -> None:
+    for name in ("a", "b", "c"):
+        capture.host(name, batch_launches=24)
+    report = capture.compare()
+    text = output_format("table").render(report, 80, colour=False)
+    assert text.count("Device time not recorded") == 1
+    assert text.count("INCONCLUSIVE [1]") == 3
+    assert "\n[1] Device time not recorded, and no launch" in text
+    assert "\n- [1] Device time not recorded" in output_format("markdown").render(report, 80, colour=False)
+    document = json.loads(output_format("json").render(report, 80, colour=False))
+    assert all(row["reasons"][0].startswith("Device time") for row in document["kernels"])
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 140, 400])
 def test_the_table_fits_its_width(hostile: Report, width: int) -> None:
     from kdiff.queries.printable import cells

@@ -195,6 +195,21 @@ def test_length_text_is_short_and_never_zero(ns: int) -> None:
     assert parse_length(text) == pytest.approx(ns, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [
+        (20 * 60 * NS - 14_000_000, "20m"),
+        (154 * NS, "2m34s"),
+        (22_500_000_000, "22.5s"),
+        (90 * 60 * NS, "1h30m"),
+        (26 * HOUR, "1d2h"),
+        (500_000_000, "500ms"),
+    ],
+)
+def test_length_text(ns: int, text: str) -> None:
+    assert length_text(ns) == text
+
+
 @given(TIMES, st.integers(1, 400 * 24 * HOUR), st.floats(0, 1, exclude_max=True))
 def test_buckets_tile_the_window(from_ns: int, length: int, place: float) -> None:
     its = Window(from_ns, from_ns + length)
