@@ -47,7 +47,7 @@ class Counts:
     timed: int = 0
     executions: int = 0
     device_ns: int = 0
-    completed_ns: int = 0
+    isolated_ns: int = 0
     launch_ns: int = 0
 
     @property

@@ -52,7 +52,8 @@ def _has_few(plan: Plan, needed: int) -> bool:
 def _shares(plans: Sequence[Plan], metric: MetricChoice) -> NDArray[np.float64]:
     """For each plan its share of the launches before and after, and of the time before and after.
 
-    Time is device time in a window that has it, else the measure that is judged.
+    Time is device time in a window that has it, else the measure that is judged. Of completions only isolated ones
+    count: what launches that share a sync waited for, a compiler included, is no kernel's own time.
     """
     windows = [[plan.pair.before for plan in plans], [plan.pair.after for plan in plans]]
     columns = [[counts.seen for counts in window] for window in windows]
@@ -60,7 +61,7 @@ def _shares(plans: Sequence[Plan], metric: MetricChoice) -> NDArray[np.float64]:
         if any(counts.executions for counts in window):
             columns.append([counts.device_ns for counts in window])
         else:
-            columns.append([c.launch_ns if metric == "launch" else c.completed_ns for c in window])
+            columns.append([c.launch_ns if metric == "launch" else c.isolated_ns for c in window])
     sizes = np.array(columns, np.float64).T
     shares: NDArray[np.float64] = sizes / np.maximum(sizes.sum(axis=0), 1.0)
     return shares

@@ -14,7 +14,7 @@ SELECT
     countIf(host AND sound AND returned AND duration_ns > 0) AS timed,
     countIf(NOT host) AS executions,
     sumIf(duration_ns, NOT host) AS device_ns,
-    sumIf(completion_ns, sound) AS completed_ns,
+    sumIf(completion_ns, sound AND batch_launches = 1) AS isolated_ns,
     sumIf(duration_ns, host AND sound AND returned) AS launch_ns
 FROM
 (
