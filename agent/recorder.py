@@ -29,7 +29,7 @@ from kdiff.agent.names import Kernel, Names
 from kdiff.agent.pairing import PAIRED, Pairing
 from kdiff.agent.ring import Ring
 from kdiff.agent.rows import Owner, RowMaker
-from kdiff.agent.segments import SegmentWriter
+from kdiff.agent.segments import SegmentWriter, Spool
 from kdiff.agent.targets import Targets, check_return_probes
 from kdiff.probes.program import Tracing
 from kdiff.probes.wire import EVENT, NAME, Kind
@@ -41,7 +41,6 @@ _PAIR_EVERY_S: Final = 0.5
 _PAIR_AT_EVENTS: Final = 100_000
 _FLUSH_EVERY_S: Final = 10.0  # what a SIGKILL of the agent can cost; shorter makes more and larger files
 _FLUSH_AT_ROWS: Final = 500_000
-_KEEP_AT_MOST_ROWS: Final = 5_000_000  # while the disk is full: about 500 MB
 _GRACE_S: Final = 10.0
 
 
@@ -91,11 +90,9 @@ class Recorder:
         self._raw_count = 0
         self._ready: list[NDArray[np.void]] = []
         self._ready_count = 0
-        self._unwritten: list[tuple[str, pa.Table]] = []
         self._known_kernels: set[int] = set()
         self._owners: dict[tuple[int, int], Owner] = {}
         self._counted = Losses()
-        self._disk_warned = False
 
     def run(self) -> Summary:
         """Raises AgentError when recording cannot start, or when rows could not be written at the end."""
@@ -106,7 +103,7 @@ class Recorder:
         check_return_probes(set(options.pids), options.tracing)
         program = Program(options.tracing)
         try:
-            self._writer = SegmentWriter(options.directory, self._host, boot_id(), time.time_ns())
+            self._spool = Spool(SegmentWriter(options.directory, self._host, boot_id(), time.time_ns()))
             self._program = program
             # A command's orphans become this process's children: its descendants are ours.
             roots = set(options.pids) or ({os.getpid()} if options.command else None)
@@ -299,11 +296,15 @@ class Recorder:
         self.summary.unresolved_launches += unresolved
         self.summary.kernels = len(self._known_kernels)
         if fresh:
-            self._unwritten.append(("kernels", self._kernel_rows(fresh)))
+            self._spool.put("kernels", self._kernel_rows(fresh))
         if len(events):
-            self._unwritten.append(("cuda_events", events))
-        self._unwritten.append(("agent_health", self._account()))
-        self._write()
+            self._spool.put("cuda_events", events)
+        self._spool.put("agent_health", self._account())
+        refused, dropped = self._spool.write()
+        if refused is not None:
+            self._note(f"{self._options.directory} cannot be written ({refused.strerror}): keeping rows in memory")
+        self._stretch.dropped += dropped
+        self.summary.dropped += dropped
         for pid in self._targets.reap(time.monotonic()):
             self._pairing.process_ended(pid)
             self._names.forget(pid)
@@ -338,29 +339,6 @@ class Recorder:
             schema=KERNELS,
         )
 
-    def _write(self) -> None:
-        while self._unwritten:
-            table, rows = self._unwritten[0]
-            try:
-                self._writer.write(table, rows)
-            except OSError as error:
-                if not self._disk_warned:
-                    self._note(
-                        f"{self._options.directory} cannot be written ({error.strerror}): keeping rows in memory"
-                    )
-                self._disk_warned = True
-                self._shed()
-                return
-            self._unwritten.pop(0)
-        self._disk_warned = False
-
-    def _shed(self) -> None:
-        """While the disk is full memory stays bounded: the oldest rows go, and are counted as lost."""
-        while sum(len(rows) for _, rows in self._unwritten) > _KEEP_AT_MOST_ROWS:
-            _, rows = self._unwritten.pop(0)
-            self._stretch.dropped += len(rows)
-            self.summary.dropped += len(rows)
-
     def _finish(self) -> None:
         self._flush()
         self._show()
@@ -373,17 +351,17 @@ class Recorder:
             self._note(
                 f"single-stepped, about 20 us a call in a virtual machine: {', '.join(self._targets.slow_sites)}"
             )
-        if self._unwritten:
-            rows = sum(len(rows) for table, rows in self._unwritten if table == "cuda_events")
+        if self._spool.events:
             raise AgentError(
-                f"{rows} events could not be written to {self._options.directory}: free space there and record again"
+                f"{self._spool.events} events could not be written to {self._options.directory}: "
+                "free space there and record again"
             )
 
     def _show(self) -> None:
         self.summary.elapsed_s = time.monotonic() - self._began
         self.summary.cpu_s = time.process_time() - self._cpu_began
-        self.summary.bytes_written = self._writer.bytes_written
-        self.summary.segments = self._writer.segments_written
+        self.summary.bytes_written = self._spool.writer.bytes_written
+        self.summary.segments = self._spool.writer.segments_written
         self._progress(self.summary)
 
     def _note(self, warning: str) -> None:

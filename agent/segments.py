@@ -1,13 +1,14 @@
 """Segments: immutable Parquet files, one folder a table, that may be read while more are written.
 
 A segment is written under a hidden name, fsynced and renamed, so that a reader sees a whole segment or none, also
-after a kill or a power cut. When the disk is full the rows stay in memory and are tried again.
+after a kill or a power cut.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from kdiff.agent.errors import AgentError
 from kdiff.queries.tables import TABLES
 
 _COMPRESSION_LEVEL: Final = 3
+_KEEP_AT_MOST_ROWS: Final = 5_000_000  # about 500 MB
 _DELTA: Final = ("timestamp_ns", "duration_ns", "completion_ns")
 
 
@@ -63,6 +65,42 @@ class SegmentWriter:
         self.bytes_written += size
         self.segments_written += 1
         return final
+
+
+class Spool:
+    """Tables on their way to the disk, in order. While the disk refuses them they wait in memory, which is bounded."""
+
+    def __init__(self, writer: SegmentWriter, keep_at_most: int = _KEEP_AT_MOST_ROWS) -> None:
+        self.writer = writer
+        self._keep_at_most = keep_at_most
+        self._waiting: deque[tuple[str, pa.Table]] = deque()
+
+    @property
+    def events(self) -> int:
+        """Rows of `cuda_events` that are not on the disk yet."""
+        return sum(len(rows) for table, rows in self._waiting if table == "cuda_events")
+
+    def put(self, table: str, rows: pa.Table) -> None:
+        """Queues rows behind those that wait."""
+        self._waiting.append((table, rows))
+
+    def write(self) -> tuple[OSError | None, int]:
+        """Writes what waits; returns why that stopped, if it did, and how many of the oldest events went for room."""
+        while self._waiting:
+            try:
+                self.writer.write(*self._waiting[0])
+            except OSError as error:
+                return error, self._make_room()
+            self._waiting.popleft()
+        return None, 0
+
+    def _make_room(self) -> int:
+        dropped = 0
+        while self.events > self._keep_at_most:
+            oldest = next(entry for entry in self._waiting if entry[0] == "cuda_events")
+            self._waiting.remove(oldest)
+            dropped += len(oldest[1])
+        return dropped
 
 
 def _layout(table: str) -> dict[str, object]:
