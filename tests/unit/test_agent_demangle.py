@@ -1,0 +1,71 @@
+"""kdiff.agent.demangle against names whose C++ is known."""
+
+from __future__ import annotations
+
+import shutil
+import string
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kdiff.agent import demangle as module
+from kdiff.agent.demangle import demangle
+
+
+@pytest.mark.parametrize(
+    ("mangled", "name"),
+    [
+        ("_Z2k2Pf", "k2(float*)"),
+        ("_Z3addPKfS0_Pfi", "add(float const*, float const*, float*, int)"),
+        ("_ZN2at4gemmIfLi8EEEvPT_", "void at::gemm<float, 8>(float*)"),
+        (
+            "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_11FillFunctorIfEESt5arrayIPcLm1EEEEviT0_T1_",
+            "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >"
+            "(int, at::native::FillFunctor<float>, std::array<char*, 1ul>)",
+        ),
+        ("_ZN12_GLOBAL__N_11kEv", "(anonymous namespace)::k()"),
+    ],
+)
+def test_mangled_names(mangled: str, name: str) -> None:
+    assert demangle(mangled) == name
+
+
+@pytest.mark.parametrize("name", ["", "k1", "triton_red_fused_0d1d", "_Z", "_Z9", "_Zzz", "i", "f", "_ZN2at", "__Z1kv"])
+def test_what_is_not_mangled_or_broken_stays(name: str) -> None:
+    assert demangle(name) == name
+
+
+def test_without_the_library_names_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_library", lambda: None)
+    assert demangle.__wrapped__("_Z2k2Pf") == "_Z2k2Pf"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(string.ascii_letters + string.digits + "_$.", max_size=300))
+def test_no_name_does_harm(tail: str) -> None:
+    assert demangle("_Z" + tail)
+
+
+@pytest.mark.parametrize("body", ["P" * 60_000 + "i", "1fv" + "N1a" * 20_000, "1fI" * 15_000, "L" * 60_000])
+def test_deep_names_do_no_harm(body: str) -> None:
+    assert demangle("_Z" + body) == "_Z" + body
+    assert demangle("_Z" + "i" * 70_000) == "_Z" + "i" * 70_000
+
+
+def long_name(arguments: int) -> str:
+    return "_Z1fI" + "i" * arguments + "EvT_"
+
+
+def test_as_cpp_filt_says() -> None:
+    if shutil.which("c++filt") is None:
+        pytest.skip("no c++filt")
+    names = [long_name(count) for count in (1, 10, 100, 1000)]
+    done = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True)
+    assert [demangle(name) for name in names] == done.stdout.splitlines()
+
+
+@pytest.mark.xfail(strict=True, reason="libstdc++ gives up at 1,024 characters, which CUTLASS's names exceed")
+def test_long_names() -> None:
+    assert demangle(long_name(2000)).startswith("void f<int, int")

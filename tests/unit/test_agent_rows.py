@@ -1,0 +1,146 @@
+"""kdiff.agent.rows: from paired records to the columns of cuda_events, value for value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kdiff.agent.names import Kernel
+from kdiff.agent.pairing import PAIRED
+from kdiff.agent.rows import Owner, RowMaker
+from kdiff.probes.points import POINTS
+from kdiff.probes.wire import Kind, WireFlags
+from kdiff.queries.tables import CUDA_EVENTS, EventFlags
+
+API = {point.symbol: number for number, point in enumerate(POINTS)}
+ONE, TWO = Kernel("_Z3onev", "one()", "load"), Kernel("two", "two", "handle")
+NONE = Kernel("unresolved:ab+0x1", "unresolved:ab+0x1", "unresolved")
+
+
+def paired(*records: dict[str, Any]) -> np.ndarray:
+    rows = np.zeros(len(records), PAIRED)
+    for row, record in zip(rows, records, strict=True):
+        for name, value in record.items():
+            if name in ("completion_ns", "batch_launches", "captured"):
+                row[name] = value
+            else:
+                row["event"][name] = value
+    return rows
+
+
+class Lookups:
+    """What is known of handles and threads, and what was asked."""
+
+    def __init__(self) -> None:
+        self.kernels = {(1, 0, 16): ONE, (1, 0, 32): TWO, (1, 5, 16): TWO, (2, 0, 16): NONE}
+        self.asked: list[tuple[int, ...]] = []
+
+    def kernel(self, pid: int, generation: int, handle: int) -> Kernel:
+        self.asked.append((pid, generation, handle))
+        return self.kernels[pid, generation, handle]
+
+    def owner(self, pid: int, tid: int) -> Owner:
+        self.asked.append((pid, tid))
+        return Owner(f"comm{tid}", "c" * 64 if pid == 2 else "", f"GPU-{pid}")
+
+
+def made(*records: dict[str, Any], lookups: Lookups | None = None) -> tuple[list[dict[str, Any]], set[Kernel]]:
+    known = lookups or Lookups()
+    table, kernels = RowMaker("svc", "host-1", known.kernel, known.owner).make(paired(*records))
+    assert table.schema.equals(CUDA_EVENTS)
+    table.validate(full=True)
+    return table.to_pylist(), kernels
+
+
+LAUNCH = {
+    "timestamp_ns": 1_764_237_600_000_000_123, "duration_ns": 4567, "handle": 16, "stream": 2**64 - 1, "pid": 1,
+    "tid": 11, "grid": [2**31 - 1, 65535, 3], "block": [1024, 2, 1], "shared_bytes": 232_448, "status": 0,
+    "kind": Kind.LAUNCH, "api": API["cudaLaunchKernel_ptsz"], "completion_ns": 99_000, "batch_launches": 7,
+}  # fmt: skip
+
+
+def test_every_column_of_a_launch() -> None:
+    rows, kernels = made(LAUNCH)
+    assert rows == [
+        {
+            "timestamp_ns": 1_764_237_600_000_000_123, "duration_ns": 4567, "kind": "launch", "api": "cudaLaunchKernel",
+            "kernel_name": "one()", "kernel_id": ONE.id, "service": "svc", "host": "host-1", "gpu_uuid": "GPU-1",
+            "pid": 1, "container_id": "", "tid": 11, "comm": "comm11", "stream": 2**64 - 1, "grid_x": 2**31 - 1,
+            "grid_y": 65535, "grid_z": 3, "block_x": 1024, "block_y": 2, "block_z": 1, "shared_bytes": 232_448,
+            "status": 0, "completion_ns": 99_000, "batch_launches": 7, "flags": 0,
+        }
+    ]  # fmt: skip
+    assert kernels == {ONE}
+
+
+def test_syncs_and_graph_launches_have_no_kernel() -> None:
+    sync = {"kind": Kind.SYNC, "api": API["cuCtxSynchronize_v2"], "handle": 16, "pid": 1, "status": -7}
+    graph = {"kind": Kind.GRAPH_LAUNCH, "api": API["cuGraphLaunch"], "handle": 77, "pid": 1, "completion_ns": 5}
+    rows, kernels = made(sync, graph)
+    assert [(r["kind"], r["api"], r["kernel_name"], r["kernel_id"], r["status"], r["flags"]) for r in rows] == [
+        ("sync", "cuCtxSynchronize_v2", "", 0, -7, 0),
+        ("graph_launch", "cuGraphLaunch", "", 0, 0, 0),
+    ]
+    assert kernels == set()
+
+
+def test_only_launches_and_syncs_become_rows() -> None:
+    others = [{"kind": kind, "pid": 1} for kind in (Kind.CAPTURE_BEGIN, Kind.CAPTURE_END, Kind.INIT)]
+    rows, _ = made(others[0], LAUNCH, others[1], others[2], {"kind": Kind.SYNC, "pid": 1})
+    assert [row["kind"] for row in rows] == ["launch", "sync"]
+
+
+@pytest.mark.parametrize("records", [(), ({"kind": Kind.INIT, "pid": 1},)])
+def test_no_rows(records: tuple[dict[str, Any], ...]) -> None:
+    assert made(*records) == ([], set())
+
+
+def test_flags_are_of_each_row() -> None:
+    rows, _ = made(
+        {**LAUNCH, "captured": True},
+        {**LAUNCH, "pid": 2, "flags": WireFlags.NO_RETURN | WireFlags.PER_THREAD},
+        {**LAUNCH, "flags": WireFlags.RUNTIME_HANDLE | WireFlags.PER_THREAD},
+        {"kind": Kind.SYNC, "pid": 2, "flags": WireFlags.NO_RETURN},
+    )
+    assert [row["flags"] for row in rows] == [
+        EventFlags.CAPTURED,
+        EventFlags.UNRESOLVED | EventFlags.NO_RETURN,
+        0,
+        EventFlags.NO_RETURN,
+    ]
+
+
+def test_a_handle_means_something_else_in_another_process_or_generation() -> None:
+    lookups = Lookups()
+    rows, kernels = made(
+        LAUNCH,
+        {**LAUNCH, "pid": 2, "tid": 21},
+        {**LAUNCH, "generation": 5},
+        {**LAUNCH, "handle": 32},
+        LAUNCH,
+        {"kind": Kind.SYNC, "pid": 2, "tid": 22},
+        lookups=lookups,
+    )
+    assert [row["kernel_name"] for row in rows] == ["one()", NONE.name, "two", "two", "one()", ""]
+    assert [row["kernel_id"] for row in rows] == [ONE.id, NONE.id, TWO.id, TWO.id, ONE.id, 0]
+    assert [(r["comm"], r["gpu_uuid"], bool(r["container_id"])) for r in rows] == [
+        ("comm11", "GPU-1", False), ("comm21", "GPU-2", True), ("comm11", "GPU-1", False), ("comm11", "GPU-1", False),
+        ("comm11", "GPU-1", False), ("comm22", "GPU-2", True),
+    ]  # fmt: skip
+    assert kernels == {ONE, TWO, NONE}
+    assert len(lookups.asked) == len(set(lookups.asked)), "nothing is asked twice"
+
+
+def test_unresolved_rows_are_counted() -> None:
+    known = Lookups()
+    table, _ = RowMaker("svc", "host-1", known.kernel, known.owner).make(
+        paired(LAUNCH, {**LAUNCH, "pid": 2}, {**LAUNCH, "pid": 2, "captured": True}, {"kind": Kind.SYNC, "pid": 2})
+    )
+    assert RowMaker.unresolved(table) == 2
+
+
+def test_every_function_by_the_name_people_write() -> None:
+    rows, _ = made(*({**LAUNCH, "api": number} for number in range(len(POINTS))))
+    assert [row["api"] for row in rows] == [point.symbol.removesuffix("_ptsz") for point in POINTS]
