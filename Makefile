@@ -7,7 +7,8 @@ BIN := .venv/bin
 PYTHON ?=
 export PYTHON
 # Checked beside the packages, which pyproject.toml names.
-TYPED := tests/standins/standins.py tests/standins/in_process.py tests/captures.py deploy/demo/demo.py
+TYPED := deploy/demo/demo.py tests/captures.py tests/conftest.py tests/standins/standins.py \
+    tests/standins/in_process.py tests/unit/test_docs.py tests/unit/test_packaging.py tests/integration/test_demo.py
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

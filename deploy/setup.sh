@@ -112,11 +112,14 @@ install_python_packages() {
 
 # One set-up at a time in a checkout; the second finds everything done. The lock is this file.
 exec 9<deploy/setup.sh
-flock 9
+flock --nonblock 9 || {
+    echo 'kdiff: waiting for another set-up of this checkout'
+    flock 9
+}
 
-# What they start must not hold the lock.
 python=''
 find_python
+# What these start must not hold the lock.
 install_packages 9<&-
 if [[ -e $half_made ]] || ! state | cmp -s - "$stamp" || ! new_enough .venv/bin/python || ! wanted_python; then
     install_python_packages 9<&-
