@@ -2,8 +2,8 @@
 
 A sync proves a launch when it waits for the launch's stream (or for the whole device) and was entered after the
 launch call had returned. The first such sync to end gives the bound: launch entry to sync return. Nothing is
-claimed beyond that: captured and failed launches, and those before the first sync on a stream that was already in
-use when recording began, have no completion.
+claimed beyond that: captured and failed launches have no completion, and of those before the first sync on a stream
+that was already in use when recording began it is unknown how many share it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEGACY_STREAM: Final = 1  # CU_STREAM_LEGACY: another name for stream 0
 PER_THREAD_STREAM: Final = 2  # CU_STREAM_PER_THREAD
 
 PAIRED: Final = np.dtype([("event", EVENT), ("completion_ns", "<i8"), ("batch_launches", "<u4"), ("captured", "?")])
-_SHARED_WITH_UNSEEN: Final = np.uint32(2**32 - 1)
+_WRONG_THREAD: Final = 908  # CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD: only then a failed end ends nothing
 
 Stream = tuple[int, int, int]  # pid, stream, tid (0 unless the stream is a thread's own, or the launch has no return)
 
@@ -31,7 +31,6 @@ Stream = tuple[int, int, int]  # pid, stream, tid (0 unless the stream is a thre
 class _StreamState:
     known: bool  # nothing unseen can be queued before the next launch
     unproven: int = 0  # launches given up on since the last sync: they still share it
-    capturing_since: int | None = None
 
 
 @dataclass
@@ -47,6 +46,8 @@ class Pairing:
     _pending: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, PAIRED))
     _known_processes: set[int] = field(default_factory=set)
     _many_devices: set[int] = field(default_factory=set)
+    _capturing: dict[Stream, int] = field(default_factory=dict)  # since when
+    _lost: bool = False
 
     def process_began(self, pid: int) -> None:
         """The process was seen from its first CUDA call: none of its streams holds unseen work."""
@@ -56,18 +57,17 @@ class Pairing:
         """Forgets a process: its pid may come back as another."""
         self._known_processes.discard(pid)
         self._many_devices.discard(pid)
-        for stream in [s for s in self._streams if s[0] == pid]:
-            del self._streams[stream]
+        for table in (self._streams, self._capturing):
+            for stream in [s for s in table if s[0] == pid]:
+                del table[stream]
 
     def many_devices(self, pid: int) -> None:
         """The process uses several GPUs: default streams and device syncs do not tell which, so they prove nothing."""
         self._many_devices.add(pid)
 
     def events_lost(self) -> None:
-        """Events are missing: what the next sync on any stream shares is unknown."""
-        self._known_processes.clear()
-        for state in self._streams.values():
-            state.known = False
+        """Events are missing among those fed next: how many launches share a sync is unknown there."""
+        self._lost = True
 
     def feed(self, events: NDArray[np.void], now_ns: int, *, last: bool = False) -> NDArray[np.void]:
         """Takes EVENT records in ring order and gives out rows (PAIRED), those that wait for a sync later.
@@ -88,17 +88,24 @@ class Pairing:
         launch = (kind == Kind.LAUNCH) | (kind == Kind.GRAPH_LAUNCH)
         sync = (kind == Kind.SYNC) & (event["status"] == 0) & (event["flags"] & WireFlags.NO_RETURN == 0)
         waiting = launch & (event["status"] == 0)
+        self._mark_captures(rows, entered, left, launch, sync)
+        waiting &= ~rows["captured"]
         batch_of = np.full(len(rows), -1, np.int64)
-        for stream, members in _by_stream(event):
-            self._pair_stream(stream, members, rows, entered, left, sync, waiting, batch_of)
+        groups = _by_stream(event)
+        suspects = self._first_device_syncs(event, left, sync, {stream for stream, _ in groups})
+        for stream, members in groups:
+            suspects |= self._pair_stream(stream, members, rows, entered, left, sync, waiting, batch_of)
         proven = batch_of >= 0
-        shares = np.bincount(batch_of[proven], minlength=len(rows))
-        claimed = proven & (rows["batch_launches"] == 0)
-        rows["batch_launches"][claimed] = shares[batch_of[claimed]]
-        unknown = rows["batch_launches"] == _SHARED_WITH_UNSEEN
-        rows["batch_launches"][unknown] = 0
-        rows["completion_ns"][unknown] = 0
-        done = ~waiting | proven | rows["captured"]
+        shares = np.bincount(batch_of[proven], minlength=len(rows)).astype(np.uint32)
+        shares[list(suspects)] = 0
+        rows["batch_launches"][proven] = shares[batch_of[proven]]
+        if self._lost:
+            self._lost = False
+            rows["batch_launches"][proven] = 0
+            self._known_processes.clear()
+            for state in self._streams.values():
+                state.known = False
+        done = ~waiting | proven
         if not last:
             self._give_up(rows, entered, done, now_ns)
         else:
@@ -130,21 +137,23 @@ class Pairing:
         sync: NDArray[np.bool_],
         waiting: NDArray[np.bool_],
         batch_of: NDArray[np.int64],
-    ) -> None:
-        """`members`: rows of one stream, device syncs of its process included, in ring order."""
+    ) -> set[int]:
+        """Pairs one stream; returns the syncs that more launches may share than are seen.
+
+        `members`: its rows, device syncs of its process included, in ring order.
+        """
         state = self._streams.get(stream)
         if state is None:
             state = self._streams[stream] = _StreamState(known=stream[0] in self._known_processes)
         event = rows["event"]
-        self._mark_captures(state, members, rows, entered, left)
-        launches = members[waiting[members] & ~rows["captured"][members]]
+        launches = members[waiting[members]]
         syncs = members[sync[members]]
         if stream[0] in self._many_devices:
             if stream[1] in (DEFAULT_STREAM, PER_THREAD_STREAM):
-                return
+                return set()
             syncs = syncs[event["sync"][syncs] == Sync.STREAM]
         if not len(syncs):
-            return
+            return set()
         # For each launch the sync that ends first among those entered after the launch had returned.
         syncs = syncs[np.argsort(entered[syncs], kind="stable")]
         from_here = len(syncs) - 1 - _running_argmin(left[syncs][::-1])[::-1]
@@ -153,36 +162,61 @@ class Pairing:
         proved, by = launches[found], syncs[from_here[first[found]]]
         batch_of[proved] = by
         rows["completion_ns"][proved] = left[by] - entered[proved]
-        if not state.known or state.unproven:
-            # Until the first sync that follows, more is queued than is seen here.
-            earliest = syncs[np.argmin(left[syncs])]
-            rows["batch_launches"][proved[by == earliest]] = _SHARED_WITH_UNSEEN
-            state.known, state.unproven = True, 0
+        suspects = set() if state.known and not state.unproven else {int(syncs[np.argmin(left[syncs])])}
+        state.known, state.unproven = True, 0
+        return suspects
+
+    def _first_device_syncs(
+        self, event: NDArray[np.void], left: NDArray[np.int64], sync: NDArray[np.bool_], present: set[Stream]
+    ) -> set[int]:
+        """Device syncs that launches may share which are not among these rows: unseen ones, or ones given up on.
+
+        After it nothing unseen is left in its process. `present`: streams that look after themselves.
+        """
+        suspects = set()
+        device = np.flatnonzero(sync & (event["sync"] == Sync.DEVICE))
+        for pid in {int(pid) for pid in event["pid"][device]} - self._many_devices:
+            of_process = device[event["pid"][device] == pid]
+            first = int(of_process[np.argmin(left[of_process])])
+            absent = [state for stream, state in self._streams.items() if stream[0] == pid and stream not in present]
+            if pid not in self._known_processes or any(not state.known or state.unproven for state in absent):
+                suspects.add(first)
+            for state in absent:
+                state.known, state.unproven = True, 0
+            self._known_processes.add(pid)
+        return suspects
 
     def _mark_captures(
         self,
-        state: _StreamState,
-        members: NDArray[np.int64],
         rows: NDArray[np.void],
         entered: NDArray[np.int64],
         left: NDArray[np.int64],
+        launch: NDArray[np.bool_],
+        sync: NDArray[np.bool_],
     ) -> None:
-        kinds = rows["event"]["kind"][members]
-        marks = members[(kinds == Kind.CAPTURE_BEGIN) | (kinds == Kind.CAPTURE_END)]
-        if state.capturing_since is None and not len(marks):
+        """Marks launches on the stream that is being captured, from the begin's return to the end's entry."""
+        event, captured = rows["event"], rows["captured"]
+        begins = (event["kind"] == Kind.CAPTURE_BEGIN) & (event["status"] == 0)
+        ends = (event["kind"] == Kind.CAPTURE_END) & (event["status"] != _WRONG_THREAD)
+        if not self._capturing and not begins.any():
             return
-        captured = rows["captured"]
-        for row in marks[np.argsort(entered[marks], kind="stable")]:
-            if rows["event"]["status"][row] != 0:
-                continue
-            if rows["event"]["kind"][row] == Kind.CAPTURE_BEGIN:
-                state.capturing_since = int(left[row])
-            elif state.capturing_since is not None:
-                inside = (entered[members] >= state.capturing_since) & (entered[members] <= entered[row])
-                captured[members[inside]] = True
-                state.capturing_since = None
-        if state.capturing_since is not None:
-            captured[members[entered[members] >= state.capturing_since]] = True
+        for stream in {*self._capturing, *(_captured_stream(event[row]) for row in np.flatnonzero(begins))}:
+            on_it = (event["pid"] == stream[0]) & (event["stream"] == stream[1])
+            if stream[2]:
+                on_it &= event["tid"] == stream[2]
+            # A stream that is being captured cannot be waited for: a sync shows that the capture has ended.
+            over = ends | (sync & (event["sync"] == Sync.STREAM))
+            since = self._capturing.pop(stream, None)
+            marks = np.flatnonzero(on_it & (begins | over))
+            for row in marks[np.argsort(entered[marks], kind="stable")]:
+                if begins[row]:
+                    since = int(left[row])
+                elif since is not None:
+                    captured |= on_it & launch & (entered >= since) & (entered <= entered[row])
+                    since = None
+            if since is not None:
+                captured |= on_it & launch & (entered >= since)
+                self._capturing[stream] = since
 
 
 def _canonical_streams(event: NDArray[np.void]) -> None:
@@ -190,6 +224,11 @@ def _canonical_streams(event: NDArray[np.void]) -> None:
     stream = event["stream"]
     stream[stream == LEGACY_STREAM] = DEFAULT_STREAM
     stream[(stream == DEFAULT_STREAM) & (event["flags"] & WireFlags.PER_THREAD != 0)] = PER_THREAD_STREAM
+
+
+def _captured_stream(event: np.void) -> Stream:
+    own = int(event["stream"]) == PER_THREAD_STREAM
+    return int(event["pid"]), int(event["stream"]), int(event["tid"]) if own else 0
 
 
 def _stream_of(event: np.void) -> Stream:

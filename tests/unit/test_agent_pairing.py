@@ -408,7 +408,6 @@ def test_many_streams_and_processes_at_once() -> None:
 # Faults
 
 
-@pytest.mark.xfail(strict=True, reason="capture state is kept by thread or not depending on what else is in the read")
 def test_a_capture_over_several_reads_without_returns() -> None:
     begin, end = Call(Kind.CAPTURE_BEGIN, 10, 12), Call(Kind.CAPTURE_END, 60, 61)
     calls = [begin, launch(20, 0, flags=NO_RETURN), end, launch(70, 0, flags=NO_RETURN), stream_sync(80)]
@@ -417,7 +416,6 @@ def test_a_capture_over_several_reads_without_returns() -> None:
         assert [out[at] for at in (20, 70)] == [(0, 0, True), (15, 1, False)]
 
 
-@pytest.mark.xfail(strict=True, reason="an end of a capture that returns an error is taken for none")
 def test_a_capture_that_was_invalidated_has_ended_too() -> None:
     begin = Call(Kind.CAPTURE_BEGIN, 10, 12)
     end = Call(Kind.CAPTURE_END, 60, 61, status=901)  # CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
@@ -425,14 +423,12 @@ def test_a_capture_that_was_invalidated_has_ended_too() -> None:
     assert [out[at] for at in (20, 70)] == [(0, 0, True), (15, 1, False)]
 
 
-@pytest.mark.xfail(strict=True, reason="the stream stays captured for ever")
 def test_a_sync_that_succeeds_shows_that_a_capture_has_ended_whose_end_was_lost() -> None:
     calls = [Call(Kind.CAPTURE_BEGIN, 10, 12), launch(20), stream_sync(80), launch(90), stream_sync(100)]
     out = fed(pairing_for([1]), [calls])
     assert [out[at] for at in (20, 90)] == [(0, 0, True), (15, 1, False)]
 
 
-@pytest.mark.xfail(strict=True, reason="only the first sync of each stream is taken to share with what was lost")
 def test_a_loss_may_lie_anywhere_between_two_reads() -> None:
     pairing = pairing_for([1])
     pairing.events_lost()
@@ -444,7 +440,6 @@ def test_a_loss_may_lie_anywhere_between_two_reads() -> None:
     assert [out[at] for at in (70, 90)] == [(0, 0, False), (10, 1, False)]
 
 
-@pytest.mark.xfail(strict=True, reason="handle 1 becomes 0, and 0 the thread's own")
 def test_the_legacy_stream_by_its_handle_is_not_the_threads_own() -> None:
     ptsz = int(WireFlags.PER_THREAD)
     calls = [launch(10, stream=LEGACY, flags=ptsz), stream_sync(20, stream=LEGACY, tid=2)]
@@ -452,27 +447,23 @@ def test_the_legacy_stream_by_its_handle_is_not_the_threads_own() -> None:
         assert fed(pairing_for([1]), chunks)[10] == (15, 1, False)
 
 
-@pytest.mark.xfail(strict=True, reason="whatever happens on the stream or device meanwhile is marked")
 def test_only_launches_are_captured() -> None:
     calls = [Call(Kind.CAPTURE_BEGIN, 10, 12), launch(20), device_sync(30, tid=2), Call(Kind.CAPTURE_END, 60, 61)]
     assert fed(pairing_for([1]), [calls])[30] == (0, 0, False)
 
 
-@pytest.mark.xfail(strict=True, reason="a device sync counts only for streams with records in the same read")
 def test_a_device_sync_ends_what_was_not_seen_on_every_stream() -> None:
     calls = [device_sync(10), launch(20), stream_sync(30)]
     assert fed(Pairing(), [calls])[20] == (15, 1, False)
     assert fed(Pairing(), [[c] for c in calls])[20] == (15, 1, False)
 
 
-@pytest.mark.xfail(strict=True, reason="other streams' unseen launches are not asked after")
 def test_the_first_device_sync_is_shared_with_other_streams_unseen_launches() -> None:
     calls = [launch(10), stream_sync(20), launch(30), device_sync(40), launch(50), device_sync(60)]
     out = fed(Pairing(), [calls])
     assert [out[at] for at in (10, 30, 50)] == [(0, 0, False), (0, 0, False), (15, 1, False)]
 
 
-@pytest.mark.xfail(strict=True, reason="launches given up count only for syncs of their own stream")
 def test_a_device_sync_is_shared_with_what_was_given_up_on_another_stream() -> None:
     pairing = pairing_for([1])
     pairing.patience_ns = 1000
@@ -480,7 +471,6 @@ def test_a_device_sync_is_shared_with_what_was_given_up_on_another_stream() -> N
     assert answers(pairing.feed(records([launch(2010), device_sync(2020)]), 2030))[2010] == (0, 0, False)
 
 
-@pytest.mark.xfail(strict=True, reason="they wait until patience ends, for the next process's syncs")
 def test_launches_of_a_process_that_ended_are_given_out() -> None:
     pairing = pairing_for([1])
     pairing.feed(records([launch(10)]), 20)
