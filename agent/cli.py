@@ -118,7 +118,7 @@ def _figures(summary: Summary) -> str:
     share = summary.cpu_s / summary.elapsed_s if summary.elapsed_s else 0.0
     lost = summary.lost.total + summary.dropped
     return (
-        f"{summary.events:,} events · {summary.kernels} kernels · {lost:,} lost · "
+        f"{summary.events:,} events · {summary.kernels} kernel{'s' * (summary.kernels != 1)} · {lost:,} lost · "
         f"agent CPU {summary.cpu_s:.2f} s ({share:.1%})"
     )
 

@@ -90,6 +90,7 @@ class Recorder:
         self._raw_count = 0
         self._ready: list[NDArray[np.void]] = []
         self._ready_count = 0
+        self._rows_made = 0
         self._known_kernels: set[int] = set()
         self._owners: dict[tuple[int, int], Owner] = {}
         self._counted = Losses()
@@ -291,7 +292,7 @@ class Recorder:
         launches = int(np.count_nonzero(paired["event"]["kind"] != Kind.SYNC))
         self._stretch.events += len(events)
         self._stretch.unresolved_launches += unresolved
-        self.summary.events += len(events)
+        self._rows_made += len(events)
         self.summary.launches += launches
         self.summary.unresolved_launches += unresolved
         self.summary.kernels = len(self._known_kernels)
@@ -358,6 +359,7 @@ class Recorder:
             )
 
     def _show(self) -> None:
+        self.summary.events = self._rows_made + self._ready_count + self._raw_count
         self.summary.elapsed_s = time.monotonic() - self._began
         self.summary.cpu_s = time.process_time() - self._cpu_began
         self.summary.bytes_written = self._spool.writer.bytes_written
