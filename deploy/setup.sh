@@ -15,7 +15,7 @@ fail() {
 
 # Whether $1 is a Python that kdiff runs on.
 new_enough() {
-    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+    [[ $("$1" -c 'import sys; print(sys.version_info >= (3, 11))' 2>/dev/null) == True ]]
 }
 
 # Whether $1 can make virtual environments: Debian keeps that in a package of its own.
