@@ -24,7 +24,10 @@ def _library() -> tuple[ctypes.CDLL, ctypes.CDLL] | None:
 
 @lru_cache(maxsize=65536)
 def demangle(name: str) -> str:
-    """The C++ name; `name` itself when it is not mangled, broken, or libstdc++ is not there."""
+    """The C++ name; `name` itself when it is not mangled, broken, or libstdc++ is not there.
+
+    libstdc++ gives up on names of more than 1,024 characters: they stay as they are.
+    """
     libraries = _library()
     if not name.startswith("_Z") or len(name) > _MAX_MANGLED or libraries is None:
         return name

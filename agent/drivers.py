@@ -9,14 +9,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
 from kdiff.probes.wire import DEFAULT_NAME_OFFSET
 
-AGREEMENTS_TO_LEARN: Final = 2  # handles that must agree before an offset that differs from the default is believed
+_HANDLES_TO_LEARN: Final = 2  # handles that must agree before an offset that differs from the default is believed
+
+
+_REFUTED: Final = 0  # in the state file: an offset that was believed once turned out wrong
 
 
 @dataclass
@@ -28,6 +33,7 @@ class Driver:
     confirmed: bool = False
     agreed: int = 0
     disagreed: int = 0
+    suggested: Counter[int] = field(default_factory=Counter)
 
 
 class Drivers:
@@ -51,7 +57,7 @@ class Drivers:
         driver = self._drivers.get(build_id)
         if driver is None:
             driver = Driver(build_id)
-            if build_id in self._known:
+            if self._known.get(build_id, _REFUTED) != _REFUTED:
                 driver.name_offset = self._known[build_id]
                 driver.confirmed = True
             self._drivers[build_id] = driver
@@ -67,14 +73,28 @@ class Drivers:
                 self._save()
 
     def disagree(self, driver: Driver) -> None:
-        """They differ: nothing read through the handle is believed on this build any more."""
+        """They differ: nothing read through the handle is believed on this build any more, here or next time."""
         driver.disagreed += 1
         driver.confirmed = False
+        if self._known.get(driver.build_id):
+            self._known[driver.build_id] = self._learned[driver.build_id] = _REFUTED
+            self._save()
 
-    def move(self, driver: Driver, offset: int) -> None:
-        """The name was found at another offset: start counting afresh there."""
+    def suggest(self, driver: Driver, offsets: Iterable[int]) -> int | None:
+        """A handle has pointers to its name at these offsets; returns one to move to when handles enough agree.
+
+        From then on agreements and disagreements are counted afresh.
+        """
+        driver.suggested.update(offsets)
+        if not driver.suggested:
+            return None
+        offset, handles = driver.suggested.most_common(1)[0]
+        if handles < _HANDLES_TO_LEARN or offset == driver.name_offset:
+            return None
         driver.name_offset = offset
         driver.agreed = driver.disagreed = 0
+        driver.suggested.clear()
+        return offset
 
     def _save(self) -> None:
         if self._state is None:

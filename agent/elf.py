@@ -6,10 +6,11 @@ Sections are read, never mapped: a library that is overwritten in place while it
 from __future__ import annotations
 
 import os
+import stat
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import BinaryIO, Final
 
 import numpy as np
 from elftools.common.exceptions import ELFError
@@ -64,11 +65,11 @@ class Elf:
     def __init__(self, fd: int, name: str) -> None:
         """Takes a descriptor, which stays the caller's. Raises ElfError when the file is cut off or no ELF file."""
         self.name = name
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ElfError(f"{name} is no regular file: it is not probed")
         self._stream = os.fdopen(os.dup(fd), "rb")
         try:
-            self._elf = ELFFile(self._stream)
-            if self._elf.elfclass != 64 or not self._elf.little_endian:
-                raise ElfError(f"{name} is not a 64-bit little-endian ELF file: it is not probed")
+            self._elf = _parse(self._stream)
             self._tables = list(self._symbol_tables(os.fstat(fd).st_size))
             self._segments = [
                 (int(s["p_vaddr"]), int(s["p_filesz"]), int(s["p_offset"]))
@@ -77,7 +78,7 @@ class Elf:
             ]
         except (OSError, *_BROKEN) as error:
             self._stream.close()
-            raise ElfError(f"{name} is cut off or no ELF file ({_first_line(error)}): it is not probed") from error
+            raise self._broken(error) from error
 
     def __enter__(self) -> Elf:
         return self
@@ -88,6 +89,9 @@ class Elf:
     def close(self) -> None:
         """Closes this object's own descriptor."""
         self._stream.close()
+
+    def _broken(self, error: BaseException) -> ElfError:
+        return ElfError(f"{self.name} is cut off or no ELF file ({_first_line(error)}): it is not probed")
 
     def _symbol_tables(self, file_bytes: int) -> Iterator[_Table]:
         for section in self._elf.iter_sections():
@@ -104,7 +108,16 @@ class Elf:
         return np.frombuffer(data, _SYMBOL, len(data) // _SYMBOL.itemsize)
 
     def sites(self, wanted: frozenset[str]) -> dict[str, Site]:
-        """Which of the wanted functions the file defines, local symbols included, and where to probe each."""
+        """Which of the wanted functions the file defines, local symbols included, and where to probe each.
+
+        Raises ElfError.
+        """
+        try:
+            return self._sites(wanted)
+        except (OSError, *_BROKEN) as error:
+            raise self._broken(error) from error
+
+    def _sites(self, wanted: frozenset[str]) -> dict[str, Site]:
         found: dict[str, Site] = {}
         for table in self._tables:
             names = os.pread(self._stream.fileno(), table.names_bytes, table.names_at)
@@ -134,7 +147,13 @@ class Elf:
         return Site(at, slow=self._elf["e_machine"] == "EM_X86_64" and not _emulated(first))
 
     def function_at(self, file_offset: int) -> str | None:
-        """The function whose first byte is at `file_offset`, as the symbol table names it."""
+        """The function whose first byte is at `file_offset`, as the symbol table names it. Raises ElfError."""
+        try:
+            return self._function_at(file_offset)
+        except (OSError, *_BROKEN) as error:
+            raise self._broken(error) from error
+
+    def _function_at(self, file_offset: int) -> str | None:
         for start, size, offset in self._segments:
             if offset <= file_offset < offset + size:
                 address = file_offset - offset + start
@@ -157,16 +176,26 @@ class Elf:
                     for note in section.iter_notes():
                         if note["n_type"] == "NT_GNU_BUILD_ID":
                             return str(note["n_desc"])
-        except _BROKEN:
+        except (OSError, *_BROKEN):
             pass
         return ""
 
     def interpreter(self) -> str | None:
-        """The dynamic loader the program asks for; None when it is static or a library."""
-        for segment in self._elf.iter_segments("PT_INTERP"):
-            if isinstance(segment, InterpSegment):
-                return str(segment.get_interp_name())
+        """The dynamic loader the program asks for; None when it is static or a library. Raises ElfError."""
+        try:
+            for segment in self._elf.iter_segments("PT_INTERP"):
+                if isinstance(segment, InterpSegment):
+                    return str(segment.get_interp_name())
+        except (OSError, *_BROKEN) as error:
+            raise self._broken(error) from error
         return None
+
+
+def _parse(stream: BinaryIO) -> ELFFile:
+    elf = ELFFile(stream)
+    if elf.elfclass != 64 or not elf.little_endian:
+        raise ELFError("it is not 64-bit little-endian")
+    return elf
 
 
 def may_hold_cuda(fd: int) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import os
 import re
-import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from kdiff.agent.elf import open_elf
 from kdiff.agent.errors import ElfError
 
-_LISTED = re.compile(r"(?:=> )?(/\S+) \(0x")
+_LISTED = re.compile(r"^\t(?:\S.* => )?(/.*) \(0x[0-9a-f]+\)$", re.MULTILINE)
 _WANTED = re.compile(r"lib(cuda|cudart)\.so(\.|$)")
 
 
@@ -46,7 +45,7 @@ def _interpreters(program: str, environment: Mapping[str, str]) -> Iterator[str]
             yield os.path.realpath(program)
             yield os.path.abspath(program)
             return
-        words = shlex.split(first[2:].decode(errors="replace"), posix=False)
+        words = os.fsdecode(first[2:]).split()
         if words and os.path.basename(words[0]) == "env":
             words = [w for w in words[1:] if not w.startswith("-") and "=" not in w]
         found = shutil.which(words[0], path=environment.get("PATH")) if words else None

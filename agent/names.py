@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdiff.agent.demangle import demangle
-from kdiff.agent.drivers import AGREEMENTS_TO_LEARN, Driver, Drivers
+from kdiff.agent.drivers import Driver, Drivers
 from kdiff.probes.wire import NAME_BYTES, NameSource
 
 # What PTX allows as an identifier, and '.', which tools append; anything else was no kernel's name.
@@ -193,25 +193,28 @@ class Names:
             self._drivers.agree(driver)
             return
         self._drivers.disagree(driver)
-        offset = self._search(key[0], key[2], at_load)
-        if offset is None or driver.disagreed < AGREEMENTS_TO_LEARN:
+        for other in [k for k, kernel in self._kernels.items() if kernel.source == "handle"]:
+            del self._kernels[other]
+        offset = self._drivers.suggest(driver, self._search(key[0], key[2], at_load))
+        if offset is None:
             return
-        self._drivers.move(driver, offset)
         self._moved(key[0], offset)
         for other, old in list(self._read.items()):
             if self._driver(other[0]) is driver and old.source is NameSource.HANDLE:
                 self._read[other] = _Read(self._at_offset(other[0], other[2], offset), old.source)
-                if self._read[other].name is not None and self._read[other].name == self._at_load.get(other):
-                    self._drivers.agree(driver)
+                if other in self._at_load:
+                    same = self._read[other].name == self._at_load[other]
+                    (self._drivers.agree if same else self._drivers.disagree)(driver)
                 self._kernels.pop(other, None)
 
-    def _search(self, pid: int, handle: int, name: str) -> int | None:
-        """The offset in a handle of a pointer to `name`."""
+    def _search(self, pid: int, handle: int, name: str) -> list[int]:
+        """The offsets in a handle of pointers to `name`."""
         words = self._processes.read(pid, handle, 8 * _HANDLE_WORDS)
-        for index, (pointer,) in enumerate(struct.iter_unpack("<Q", words[: len(words) // 8 * 8])):
-            if pointer and self._processes.read(pid, pointer, len(name) + 1) == name.encode() + b"\0":
-                return 8 * index
-        return None
+        return [
+            8 * index
+            for index, (pointer,) in enumerate(struct.iter_unpack("<Q", words[: len(words) // 8 * 8]))
+            if pointer and self._processes.read(pid, pointer, len(name) + 1) == name.encode() + b"\0"
+        ]
 
     def _at_offset(self, pid: int, handle: int, offset: int) -> str | None:
         pointer = self._processes.read(pid, handle + offset, 8)

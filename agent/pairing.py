@@ -22,6 +22,7 @@ LEGACY_STREAM: Final = 1  # CU_STREAM_LEGACY: another name for stream 0
 PER_THREAD_STREAM: Final = 2  # CU_STREAM_PER_THREAD
 
 PAIRED: Final = np.dtype([("event", EVENT), ("completion_ns", "<i8"), ("batch_launches", "<u4"), ("captured", "?")])
+_NEVER: Final = np.int64(2**63 - 1)
 _WRONG_THREAD: Final = 908  # CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD: only then a failed end ends nothing
 
 Stream = tuple[int, int, int]  # pid, stream, tid (0 unless the stream is a thread's own, or the launch has no return)
@@ -47,6 +48,7 @@ class Pairing:
     _known_processes: set[int] = field(default_factory=set)
     _many_devices: set[int] = field(default_factory=set)
     _capturing: dict[Stream, int] = field(default_factory=dict)  # since when
+    _ended: list[NDArray[np.void]] = field(default_factory=list)  # rows to give out as they are
     _lost: bool = False
 
     def process_began(self, pid: int) -> None:
@@ -57,6 +59,10 @@ class Pairing:
         """Forgets a process: its pid may come back as another."""
         self._known_processes.discard(pid)
         self._many_devices.discard(pid)
+        own = self._pending["event"]["pid"] == pid
+        if own.any():
+            self._ended.append(self._pending[own])
+            self._pending = self._pending[~own]
         for table in (self._streams, self._capturing):
             for stream in [s for s in table if s[0] == pid]:
                 del table[stream]
@@ -77,11 +83,11 @@ class Pairing:
         rows = np.zeros(len(self._pending) + len(events), PAIRED)
         rows[: len(self._pending)] = self._pending
         rows["event"][len(self._pending) :] = events
+        _canonical_streams(rows["event"][len(self._pending) :])
         del events
         if not len(rows):
-            return rows
+            return self._with_ended(rows)
         event = rows["event"]
-        _canonical_streams(event)
         entered = event["timestamp_ns"].astype(np.int64)
         left = entered + event["duration_ns"].astype(np.int64)
         kind = event["kind"]
@@ -92,9 +98,12 @@ class Pairing:
         waiting &= ~rows["captured"]
         batch_of = np.full(len(rows), -1, np.int64)
         groups = _by_stream(event)
-        suspects = self._first_device_syncs(event, left, sync, {stream for stream, _ in groups})
+        first_device = self._first_device_syncs(event, left, sync)
+        suspects = self._suspect_device_syncs(first_device, {stream for stream, _ in groups})
         for stream, members in groups:
-            suspects |= self._pair_stream(stream, members, rows, entered, left, sync, waiting, batch_of)
+            drained_at = left[first_device[stream[0]]] if stream[0] in first_device else _NEVER
+            suspects |= self._pair_stream(stream, members, rows, entered, left, sync, waiting, batch_of, drained_at)
+        self._known_processes.update(first_device)
         proven = batch_of >= 0
         shares = np.bincount(batch_of[proven], minlength=len(rows)).astype(np.uint32)
         shares[list(suspects)] = 0
@@ -111,8 +120,14 @@ class Pairing:
         else:
             done[:] = True
         self._pending = rows[~done]
-        out: NDArray[np.void] = rows[done]
-        return out
+        return self._with_ended(rows[done])
+
+    def _with_ended(self, rows: NDArray[np.void]) -> NDArray[np.void]:
+        """Adds what waited for processes that have ended."""
+        if self._ended:
+            rows = np.concatenate([*self._ended, rows])
+            self._ended = []
+        return rows
 
     def _give_up(
         self, rows: NDArray[np.void], entered: NDArray[np.int64], done: NDArray[np.bool_], now_ns: int
@@ -137,10 +152,12 @@ class Pairing:
         sync: NDArray[np.bool_],
         waiting: NDArray[np.bool_],
         batch_of: NDArray[np.int64],
+        drained_at: np.int64,
     ) -> set[int]:
         """Pairs one stream; returns the syncs that more launches may share than are seen.
 
-        `members`: its rows, device syncs of its process included, in ring order.
+        `members`: its rows, device syncs of its process included, in ring order. `drained_at`: when the first device
+        sync of its process ended, after which nothing unseen is left.
         """
         state = self._streams.get(stream)
         if state is None:
@@ -162,28 +179,34 @@ class Pairing:
         proved, by = launches[found], syncs[from_here[first[found]]]
         batch_of[proved] = by
         rows["completion_ns"][proved] = left[by] - entered[proved]
-        suspects = set() if state.known and not state.unproven else {int(syncs[np.argmin(left[syncs])])}
+        earliest = int(syncs[np.argmin(left[syncs])])
+        suspect = (not state.known or state.unproven) and left[earliest] <= drained_at
         state.known, state.unproven = True, 0
-        return suspects
+        return {earliest} if suspect else set()
 
     def _first_device_syncs(
-        self, event: NDArray[np.void], left: NDArray[np.int64], sync: NDArray[np.bool_], present: set[Stream]
-    ) -> set[int]:
-        """Device syncs that launches may share which are not among these rows: unseen ones, or ones given up on.
-
-        After it nothing unseen is left in its process. `present`: streams that look after themselves.
-        """
-        suspects = set()
+        self, event: NDArray[np.void], left: NDArray[np.int64], sync: NDArray[np.bool_]
+    ) -> dict[int, int]:
+        """By process the row of the device sync that ended first."""
         device = np.flatnonzero(sync & (event["sync"] == Sync.DEVICE))
+        first = {}
         for pid in {int(pid) for pid in event["pid"][device]} - self._many_devices:
             of_process = device[event["pid"][device] == pid]
-            first = int(of_process[np.argmin(left[of_process])])
+            first[pid] = int(of_process[np.argmin(left[of_process])])
+        return first
+
+    def _suspect_device_syncs(self, first_device: dict[int, int], present: set[Stream]) -> set[int]:
+        """Device syncs that launches may share which are not among the rows: unseen ones, or ones given up on.
+
+        `present`: streams that have rows, and look after themselves.
+        """
+        suspects = set()
+        for pid, row in first_device.items():
             absent = [state for stream, state in self._streams.items() if stream[0] == pid and stream not in present]
             if pid not in self._known_processes or any(not state.known or state.unproven for state in absent):
-                suspects.add(first)
+                suspects.add(row)
             for state in absent:
                 state.known, state.unproven = True, 0
-            self._known_processes.add(pid)
         return suspects
 
     def _mark_captures(
@@ -222,8 +245,8 @@ class Pairing:
 def _canonical_streams(event: NDArray[np.void]) -> None:
     """One handle a stream: the legacy stream is 0, a thread's own default stream is 2."""
     stream = event["stream"]
-    stream[stream == LEGACY_STREAM] = DEFAULT_STREAM
     stream[(stream == DEFAULT_STREAM) & (event["flags"] & WireFlags.PER_THREAD != 0)] = PER_THREAD_STREAM
+    stream[stream == LEGACY_STREAM] = DEFAULT_STREAM
 
 
 def _captured_stream(event: np.void) -> Stream:

@@ -46,11 +46,14 @@ class SegmentWriter:
     def write(self, table: str, rows: pa.Table) -> Path:
         """Writes one segment and returns its path. Raises OSError, leaving no trace, when the disk refuses."""
         folder = self.directory / table
-        folder.mkdir(exist_ok=True)
+        if not folder.is_dir():
+            folder.mkdir(exist_ok=True)
+            _sync_directory(self.directory)
         name = f"{self._prefix}-{self._sequence:08d}.parquet"
         beside, final = folder / f".{name}.tmp", folder / name
+        file = open(beside, "xb")  # noqa: SIM115  # when it is another's, it stays
         try:
-            with open(beside, "xb") as file:
+            with file:
                 pq.write_table(rows, file, **_layout(table))
                 file.flush()
                 os.fsync(file.fileno())

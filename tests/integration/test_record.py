@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -218,7 +219,7 @@ def test_libraries_opened_late_and_a_second_copy_of_the_runtime(tmp_path: Path) 
 
 def test_children_of_a_shell_that_outlive_it_are_recorded(tmp_path: Path) -> None:
     one = workload(*KERNELS, "--launches", 503, "--syncs", 5, "--wait-before", 0.1, init_ms=150)
-    line = " ".join(one.command)
+    line = shlex.join(one.command)
     script = f"({line} >/dev/null &) ; {line} --fork >/dev/null; sleep 1"
     recording = record(tmp_path / "capture", Workload(["sh", "-c", script], one.env, None))
     assert len(recording.launches) == 2 * 503

@@ -157,6 +157,5 @@ echo '	libcuda.so (libc6,x86-64) => {tmp_path}/gone/libcuda.so'
 # Faults
 
 
-@pytest.mark.xfail(strict=True, reason="shlex finds no closing quotation; the kernel knows no quotes")
 def test_a_quote_in_the_first_line(tmp_path: Path, program: str) -> None:
     assert files([script(tmp_path / "tool", f"#!{program} 'it")])[0] == program

@@ -377,7 +377,6 @@ def test_a_state_that_cannot_be_kept_is_confirmed_all_the_same(tmp_path: Path) -
 # Faults
 
 
-@pytest.mark.xfail(strict=True, reason="kernels resolved before stay resolved")
 def test_a_contradiction_also_takes_back_what_was_believed_before() -> None:
     host = Host(Memory(build=KNOWN))
     host.memory.handle(H1, "one")
@@ -389,7 +388,6 @@ def test_a_contradiction_also_takes_back_what_was_believed_before() -> None:
     assert host.kernel(H1).source == "unresolved"
 
 
-@pytest.mark.xfail(strict=True, reason="the second contradiction's offset is taken, whatever the first one's was")
 def test_two_handles_must_agree_on_the_offset() -> None:
     host = Host()
     host.memory.handle(H1, "one", offset=40)
@@ -404,7 +402,6 @@ def test_two_handles_must_agree_on_the_offset() -> None:
     assert host.moved[-1] == (PID, 48)
 
 
-@pytest.mark.xfail(strict=True, reason="the state file keeps it, and the next recording believes it")
 def test_a_contradiction_is_remembered_on_the_host(tmp_path: Path) -> None:
     state = tmp_path / "drivers.json"
     state.write_text(json.dumps({BUILD: 8}))

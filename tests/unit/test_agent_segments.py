@@ -216,7 +216,6 @@ def test_starting_leaves_nothing_behind(tmp_path: Path) -> None:
 # Faults
 
 
-@pytest.mark.xfail(strict=True, reason="the file beside is removed even when it was another's")
 def test_another_writers_half_file_is_left_alone(tmp_path: Path) -> None:
     to = writer(tmp_path)
     other = tmp_path / "cuda_events" / ".host-1-01234567-1764237600-00000000.parquet.tmp"
@@ -227,7 +226,6 @@ def test_another_writers_half_file_is_left_alone(tmp_path: Path) -> None:
     assert other.exists()
 
 
-@pytest.mark.xfail(strict=True, reason="the new folder's entry in its parent is not synced")
 def test_a_new_folder_is_on_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     real = os.fsync
