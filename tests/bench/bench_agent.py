@@ -113,7 +113,7 @@ class Recorded:
     events: int
     lost: int
     agent_cpu_s: float
-    elapsed_s: float
+    drain_lag_s: float
     table: Any
     bytes: int
 
@@ -127,9 +127,10 @@ def record(*workload_options: str | int, layer: str = "both", no_return: bool = 
         found = re.search(r"recorded ([\d.]+) s · ([\d,]+) events .* ([\d,]+) lost · agent CPU ([\d.]+) s", stderr)
         assert found, stderr
         table = pq.read_table(capture / "cuda_events")
+        lag = max(pq.read_table(capture / "agent_health")["drain_lag_ns"].to_pylist()) / 1e9
         size = sum(file.stat().st_size for file in (capture / "cuda_events").iterdir())
         events, lost = (int(found[i].replace(",", "")) for i in (2, 3))
-        return Recorded(printed, events, lost, float(found[4]), float(found[1]), table, size)
+        return Recorded(printed, events, lost, float(found[4]), lag, table, size)
 
 
 @contextmanager
@@ -252,6 +253,11 @@ def ring_of(events: np.ndarray) -> Ring:
     return ring
 
 
+def joined(parts: list[np.ndarray]) -> np.ndarray:
+    """As the recorder joins them: as bytes, since numpy copies structured arrays field by field."""
+    return np.concatenate([part.view(np.uint8) for part in parts]).view(parts[0].dtype)
+
+
 def stage_costs(count: int, per_pairing: int, per_read: int, per_segment: int) -> dict[str, float]:
     """CPU ns an event in each stage, with the chunks of a recording at `per_pairing` events a half second."""
     events = synthetic(count)
@@ -276,7 +282,7 @@ def stage_costs(count: int, per_pairing: int, per_read: int, per_segment: int) -
         def flush() -> None:
             nonlocal made
             with stage("rows"):
-                table, _ = maker.make(np.concatenate(ready))
+                table, _ = maker.make(joined(ready))
             ready.clear()
             made += len(table)
             with stage("parquet"):
@@ -291,7 +297,7 @@ def stage_costs(count: int, per_pairing: int, per_read: int, per_segment: int) -
                     raw.append(ring.read())
             with stage("pairing"):
                 now = int(chunk["timestamp_ns"][-1])
-                ready.append(pairing.feed(np.concatenate(raw), now, last=start + per_pairing >= count))
+                ready.append(pairing.feed(joined(raw), now, last=start + per_pairing >= count))
             if sum(map(len, ready)) >= per_segment:
                 flush()
         if ready:
@@ -375,8 +381,17 @@ def columns_of(done: Recorded) -> dict[str, float]:
 def loss(launches: int) -> dict[str, Any]:
     done = record(*LAUNCH_BOUND, "--launches", launches)
     rate = launches / done.workload["seconds"]
-    row = {"launches": launches, "events": done.events, "lost": done.lost, "launches_per_second": rate}
-    print(f"\nat {rate:,.0f} launches/s, all that one core can: {done.events:,} events, {done.lost:,} lost")
+    row = {
+        "launches": launches,
+        "events": done.events,
+        "lost": done.lost,
+        "launches_per_second": rate,
+        "drain_lag_s": done.drain_lag_s,
+    }
+    print(
+        f"\nat {rate:,.0f} launches/s, all that one core can: {done.events:,} events, {done.lost:,} lost; "
+        f"at most {done.drain_lag_s:.2f} s between two reads of the ring"
+    )
     return row
 
 
