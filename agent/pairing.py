@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from kdiff.agent.ring import Columns, chosen, columns, joined
 from kdiff.probes.wire import EVENT, Kind, Sync, WireFlags
 
 DEFAULT_STREAM: Final = 0
@@ -61,8 +62,8 @@ class Pairing:
         self._many_devices.discard(pid)
         own = self._pending["event"]["pid"] == pid
         if own.any():
-            self._ended.append(self._pending[own])
-            self._pending = self._pending[~own]
+            self._ended.append(chosen(self._pending, own))
+            self._pending = chosen(self._pending, ~own)
         for table in (self._streams, self._capturing):
             for stream in [s for s in table if s[0] == pid]:
                 del table[stream]
@@ -80,21 +81,18 @@ class Pairing:
 
         `now_ns`: monotonic, when the events were read. `last`: nothing comes after; give out everything.
         """
-        rows = np.zeros(len(self._pending) + len(events), PAIRED)
-        rows[: len(self._pending)] = self._pending
-        rows["event"][len(self._pending) :] = events
-        _canonical_streams(rows["event"][len(self._pending) :])
+        rows = self._with_pending(events)
         del events
         if not len(rows):
             return self._with_ended(rows)
-        event = rows["event"]
-        entered = event["timestamp_ns"].astype(np.int64)
-        left = entered + event["duration_ns"].astype(np.int64)
+        event = columns(rows)
+        entered = event["timestamp_ns"].view(np.int64)
+        left = entered + event["duration_ns"].view(np.int64)
         kind = event["kind"]
         launch = (kind == Kind.LAUNCH) | (kind == Kind.GRAPH_LAUNCH)
         sync = (kind == Kind.SYNC) & (event["status"] == 0) & (event["flags"] & WireFlags.NO_RETURN == 0)
         waiting = launch & (event["status"] == 0)
-        self._mark_captures(rows, entered, left, launch, sync)
+        self._mark_captures(rows, event, entered, left, launch, sync)
         waiting &= ~rows["captured"]
         batch_of = np.full(len(rows), -1, np.int64)
         groups = _by_stream(event)
@@ -102,7 +100,9 @@ class Pairing:
         suspects = self._suspect_device_syncs(first_device, {stream for stream, _ in groups})
         for stream, members in groups:
             drained_at = left[first_device[stream[0]]] if stream[0] in first_device else _NEVER
-            suspects |= self._pair_stream(stream, members, rows, entered, left, sync, waiting, batch_of, drained_at)
+            suspects |= self._pair_stream(
+                stream, members, rows, event, entered, left, sync, waiting, batch_of, drained_at
+            )
         self._known_processes.update(first_device)
         proven = batch_of >= 0
         shares = np.bincount(batch_of[proven], minlength=len(rows)).astype(np.uint32)
@@ -119,13 +119,20 @@ class Pairing:
             self._give_up(rows, entered, done, now_ns)
         else:
             done[:] = True
-        self._pending = rows[~done]
-        return self._with_ended(rows[done])
+        self._pending = chosen(rows, ~done)
+        return self._with_ended(chosen(rows, done))
+
+    def _with_pending(self, events: NDArray[np.void]) -> NDArray[np.void]:
+        fresh = np.zeros((len(events), PAIRED.itemsize), np.uint8)
+        fresh[:, : EVENT.itemsize] = np.ascontiguousarray(events).view(np.uint8).reshape(-1, EVENT.itemsize)
+        rows: NDArray[np.void] = fresh.reshape(-1).view(PAIRED)
+        _canonical_streams(rows["event"])
+        return joined([self._pending, rows], PAIRED) if len(self._pending) else rows
 
     def _with_ended(self, rows: NDArray[np.void]) -> NDArray[np.void]:
         """Adds what waited for processes that have ended."""
         if self._ended:
-            rows = np.concatenate([*self._ended, rows])
+            rows = joined([*self._ended, rows], PAIRED)
             self._ended = []
         return rows
 
@@ -147,6 +154,7 @@ class Pairing:
         stream: Stream,
         members: NDArray[np.int64],
         rows: NDArray[np.void],
+        event: Columns,
         entered: NDArray[np.int64],
         left: NDArray[np.int64],
         sync: NDArray[np.bool_],
@@ -162,7 +170,6 @@ class Pairing:
         state = self._streams.get(stream)
         if state is None:
             state = self._streams[stream] = _StreamState(known=stream[0] in self._known_processes)
-        event = rows["event"]
         launches = members[waiting[members]]
         syncs = members[sync[members]]
         if stream[0] in self._many_devices:
@@ -184,9 +191,7 @@ class Pairing:
         state.known, state.unproven = True, 0
         return {earliest} if suspect else set()
 
-    def _first_device_syncs(
-        self, event: NDArray[np.void], left: NDArray[np.int64], sync: NDArray[np.bool_]
-    ) -> dict[int, int]:
+    def _first_device_syncs(self, event: Columns, left: NDArray[np.int64], sync: NDArray[np.bool_]) -> dict[int, int]:
         """By process the row of the device sync that ended first."""
         device = np.flatnonzero(sync & (event["sync"] == Sync.DEVICE))
         first = {}
@@ -212,18 +217,19 @@ class Pairing:
     def _mark_captures(
         self,
         rows: NDArray[np.void],
+        event: Columns,
         entered: NDArray[np.int64],
         left: NDArray[np.int64],
         launch: NDArray[np.bool_],
         sync: NDArray[np.bool_],
     ) -> None:
         """Marks launches on the stream that is being captured, from the begin's return to the end's entry."""
-        event, captured = rows["event"], rows["captured"]
+        captured = rows["captured"]
         begins = (event["kind"] == Kind.CAPTURE_BEGIN) & (event["status"] == 0)
         ends = (event["kind"] == Kind.CAPTURE_END) & (event["status"] != _WRONG_THREAD)
         if not self._capturing and not begins.any():
             return
-        for stream in {*self._capturing, *(_captured_stream(event[row]) for row in np.flatnonzero(begins))}:
+        for stream in {*self._capturing, *(_captured_stream(rows["event"][row]) for row in np.flatnonzero(begins))}:
             on_it = (event["pid"] == stream[0]) & (event["stream"] == stream[1])
             if stream[2]:
                 on_it &= event["tid"] == stream[2]
@@ -259,7 +265,7 @@ def _stream_of(event: np.void) -> Stream:
     return int(event["pid"]), int(event["stream"]), int(event["tid"]) if own else 0
 
 
-def _by_stream(event: NDArray[np.void]) -> list[tuple[Stream, NDArray[np.int64]]]:
+def _by_stream(event: Columns) -> list[tuple[Stream, NDArray[np.int64]]]:
     """Rows of each stream in ring order, with the device syncs of its process.
 
     A launch whose return is not probed is ordered against syncs of its own thread only: its stream is its thread's.
@@ -277,8 +283,8 @@ def _by_stream(event: NDArray[np.void]) -> list[tuple[Stream, NDArray[np.int64]]
     groups = []
     device_rows = np.flatnonzero(device)
     for members in np.split(order, np.cumsum(np.bincount(group))[:-1]):
-        first = event[members[0]]
-        stream = (int(first["pid"]), int(first["stream"]), int(tid[members[0]]))
+        one = members[0]
+        stream = (int(event["pid"][one]), int(event["stream"][one]), int(tid[one]))
         if len(device_rows):
             same = event["pid"][device_rows] == stream[0]
             if stream[2]:
@@ -292,15 +298,20 @@ def _thread(pid: NDArray[np.uint32], tid: NDArray[np.uint32]) -> NDArray[np.uint
     return pid.astype(np.uint64) << np.uint64(32) | tid.astype(np.uint64)
 
 
-def _codes(*columns: NDArray[np.uint64]) -> NDArray[np.uint16]:
-    """A small number for each distinct row of the columns, every number below the largest used (hashed, no sort)."""
-    codes = np.zeros(len(columns[0]), np.uint64)
-    for column in columns:
-        if (column == column[0]).all():
+def _codes(*keys: NDArray[np.uint64]) -> NDArray[np.uint16]:
+    """A small number for each distinct row of the keys, every number below the largest used (hashed, no sort)."""
+    codes: NDArray[np.uint64] | None = None
+    for key in keys:
+        if (key == key[0]).all():
             continue
-        encoded = pa.array(column).dictionary_encode()
-        codes = codes * np.uint64(len(encoded.dictionary)) + encoded.indices.to_numpy().astype(np.uint64)
-        codes = pa.array(codes).dictionary_encode().indices.to_numpy().astype(np.uint64)
+        encoded = pa.array(key).dictionary_encode()
+        indices = encoded.indices.to_numpy().astype(np.uint64)
+        if codes is not None:
+            mixed = codes * np.uint64(len(encoded.dictionary)) + indices
+            indices = pa.array(mixed).dictionary_encode().indices.to_numpy().astype(np.uint64)
+        codes = indices
+    if codes is None:
+        return np.zeros(len(keys[0]), np.uint16)
     return codes.astype(np.uint16 if codes.max() < 65536 else np.uint32)
 
 

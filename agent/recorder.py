@@ -27,7 +27,7 @@ from kdiff.agent.health import Losses, Stretch
 from kdiff.agent.libraries import command_files
 from kdiff.agent.names import Kernel, Names
 from kdiff.agent.pairing import PAIRED, Pairing
-from kdiff.agent.ring import Ring
+from kdiff.agent.ring import Ring, chosen, joined
 from kdiff.agent.rows import Owner, RowMaker
 from kdiff.agent.segments import SegmentWriter, Spool
 from kdiff.agent.targets import Targets, check_return_probes
@@ -244,12 +244,12 @@ class Recorder:
         if lost.total > self.summary.lost.total:
             self.summary.lost = lost
             self._pairing.events_lost()
-        events = np.concatenate(self._raw) if self._raw else np.zeros(0, EVENT)
+        events = joined(self._raw, EVENT)
         self._raw, self._raw_count = [], 0
         pids = self._pids(events)
         unwanted = [pid for pid in pids if not self._targets.traced(pid)]
         if unwanted:
-            events = events[~np.isin(events["pid"], unwanted)]
+            events = chosen(events, ~np.isin(events["pid"], unwanted))
         for pid in pids:
             if len(self._gpus.of(pid)) > 1:
                 self._pairing.many_devices(pid)
@@ -283,7 +283,7 @@ class Recorder:
     def _flush(self) -> None:
         """Writes what is ready: kernels first, the account of the time last, so that it never claims unwritten rows."""
         self._gpus.refresh()
-        paired = np.concatenate(self._ready) if self._ready else np.zeros(0, PAIRED)
+        paired = joined(self._ready, PAIRED)
         self._ready, self._ready_count = [], 0
         events, kernels = self._rows.make(paired)
         fresh = [kernel for kernel in kernels if kernel.id not in self._known_kernels]

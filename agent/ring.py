@@ -8,12 +8,16 @@ word holds its length and, in the highest bit, whether it is still being written
 from __future__ import annotations
 
 import mmap
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 _BUSY: Final = np.uint32(1 << 31)
+_BLOCK: Final = 4096  # records of 100 bytes: half a megabyte
+
+
+Columns = dict[str, NDArray[Any]]
 
 
 class Ring:
@@ -41,12 +45,49 @@ class Ring:
     def read(self) -> NDArray[np.void]:
         """Every finished record since the last read, copied, in the order in which they were reserved."""
         start = int(self._consumed[0])
-        slots = (int(self._produced[0]) - start) // self._slot.itemsize
+        size = self._slot.itemsize
+        slots = (int(self._produced[0]) - start) // size
         view = np.frombuffer(self._producer, self._slot, slots, self._data_start + start % self._size)
         busy = np.flatnonzero(view["length"] & _BUSY)
         if busy.size:
-            view = view[: busy[0]]
-        records: NDArray[np.void] = view["record"].copy()
+            slots = int(busy[0])
+        raw = np.frombuffer(self._producer, np.uint8, slots * size, self._data_start + start % self._size)
+        records = np.ascontiguousarray(raw.reshape(slots, size)[:, size - self.record.itemsize :])
         # The position moves only after the copy: from then on the kernel may overwrite the slots.
-        self._consumed[0] = start + len(view) * self._slot.itemsize
+        self._consumed[0] = start + slots * size
+        return records.reshape(-1).view(self.record)
+
+
+def joined(parts: list[NDArray[np.void]], record: np.dtype[np.void]) -> NDArray[np.void]:
+    """The arrays one after another: as bytes, since numpy copies structured arrays field by field."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = np.concatenate([part.view(np.uint8) for part in parts]) if parts else np.zeros(0, np.uint8)
+    return whole.view(record)
+
+
+def chosen(records: NDArray[np.void], which: NDArray[np.bool_]) -> NDArray[np.void]:
+    """The records where `which` is true, as bytes like `joined`."""
+    if which.all():
         return records
+    return records.view(np.dtype((np.void, records.dtype.itemsize)))[which].view(records.dtype)
+
+
+def columns(records: NDArray[np.void]) -> Columns:
+    """Each field as an array of its own; fields of a nested record under their own names.
+
+    In blocks that stay in the processor's cache: a field at a time over the whole would read all of the memory for
+    each field.
+    """
+    fields: Columns = {}
+    for name in records.dtype.names or ():
+        if records.dtype[name].names:
+            fields.update({inner: records[name][inner] for inner in records.dtype[name].names or ()})
+        else:
+            fields[name] = records[name]
+    out = {name: np.empty(field.shape, field.dtype, order="F") for name, field in fields.items()}
+    for start in range(0, len(records), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        for name, field in fields.items():
+            out[name][block] = field[block]
+    return out

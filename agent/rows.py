@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from kdiff.agent.names import Kernel
+from kdiff.agent.ring import Columns, chosen, columns
 from kdiff.probes.points import POINTS
 from kdiff.probes.wire import Kind, WireFlags
 from kdiff.queries.tables import CUDA_EVENTS, KIND_GRAPH_LAUNCH, KIND_LAUNCH, KIND_SYNC, EventFlags
@@ -39,21 +40,22 @@ class RowMaker:
 
     def make(self, paired: NDArray[np.void]) -> tuple[pa.Table, set[Kernel]]:
         """Rows for every launch, graph launch and sync among `paired` (their times Unix ns), and their kernels."""
-        kinds = paired["event"]["kind"]
-        paired = paired[np.isin(kinds, [int(k) for k in _KINDS])]
-        event = paired["event"]
-        count = len(event)
+        paired = chosen(paired, paired["event"]["kind"] <= max(_KINDS))
+        count = len(paired)
+        event = columns(paired)
         kernels, which = self._kernels(event)
         owners, whose = self._owners(event)
         resolved = np.array([k is None or k.resolved for k in kernels], bool)
-        flags = (
-            paired["captured"] * np.uint16(EventFlags.CAPTURED)
-            | (~resolved)[which] * np.uint16(EventFlags.UNRESOLVED)
-            | ((event["flags"] & WireFlags.NO_RETURN) != 0) * np.uint16(EventFlags.NO_RETURN)
-        )
-        columns: dict[str, pa.Array] = {
-            "timestamp_ns": pa.array(event["timestamp_ns"].astype(np.int64)),
-            "duration_ns": pa.array(event["duration_ns"].astype(np.int64)),
+        flags = np.zeros(count, np.uint16)
+        if event["captured"].any():
+            flags[event["captured"]] |= np.uint16(EventFlags.CAPTURED)
+        if not resolved.all():
+            flags[(~resolved)[which]] |= np.uint16(EventFlags.UNRESOLVED)
+        if (no_return := event["flags"] & WireFlags.NO_RETURN).any():
+            flags[no_return != 0] |= np.uint16(EventFlags.NO_RETURN)
+        arrays: dict[str, pa.Array] = {
+            "timestamp_ns": pa.array(event["timestamp_ns"].view(np.int64)),
+            "duration_ns": pa.array(event["duration_ns"].view(np.int64)),
             "kind": _dictionary(event["kind"], {int(k): v for k, v in _KINDS.items()}),
             "api": _dictionary(event["api"], dict(enumerate(_APIS))),
             "kernel_name": _named(which, ["" if k is None else k.name for k in kernels]),
@@ -70,11 +72,11 @@ class RowMaker:
             **{f"block_{axis}": pa.array(event["block"][:, i]) for i, axis in enumerate("xyz")},
             "shared_bytes": pa.array(event["shared_bytes"]),
             "status": pa.array(event["status"]),
-            "completion_ns": pa.array(paired["completion_ns"]),
-            "batch_launches": pa.array(paired["batch_launches"]),
-            "flags": pa.array(flags.astype(np.uint16)),
+            "completion_ns": pa.array(event["completion_ns"]),
+            "batch_launches": pa.array(event["batch_launches"]),
+            "flags": pa.array(flags),
         }
-        table = pa.Table.from_arrays([columns[name] for name in CUDA_EVENTS.names], schema=CUDA_EVENTS)
+        table = pa.Table.from_arrays([arrays[name] for name in CUDA_EVENTS.names], schema=CUDA_EVENTS)
         return table, {k for k in kernels if k is not None}
 
     @staticmethod
@@ -82,48 +84,56 @@ class RowMaker:
         """How many of the rows are launches of a kernel without a name."""
         return int(np.count_nonzero(rows["flags"].to_numpy() & np.uint16(EventFlags.UNRESOLVED)))
 
-    def _kernels(self, event: NDArray[np.void]) -> tuple[list[Kernel | None], NDArray[np.int64]]:
+    def _kernels(self, event: Columns) -> tuple[list[Kernel | None], NDArray[np.int32]]:
         """Kernels, the first of which is none, and for each event which one it launched."""
         kernels: list[Kernel | None] = [None]
-        which = np.zeros(len(event), np.int64)
+        which = np.zeros(len(event["kind"]), np.int32)
         launches = np.flatnonzero(event["kind"] == Kind.LAUNCH)
-        process = event["pid"][launches].astype(np.uint64) << np.uint64(32) | event["generation"][launches]
-        distinct, of_process = _encode(process)
+        distinct, of_process = _encode(_pair(event["pid"][launches], event["generation"][launches]))
         for index, one in enumerate(distinct):
-            rows = launches[of_process == index]
+            rows = launches if len(distinct) == 1 else launches[of_process == index]
             handles, codes = _encode(event["handle"][rows])
-            which[rows] = codes + len(kernels)
+            which[rows] = codes + np.int32(len(kernels))
             pid, generation = int(one) >> 32, int(one) & 0xFFFFFFFF
             kernels += [self.kernel(pid, generation, int(handle)) for handle in handles]
         return kernels, which
 
-    def _owners(self, event: NDArray[np.void]) -> tuple[list[Owner], NDArray[np.int64]]:
-        threads, whose = _encode(event["pid"].astype(np.uint64) << np.uint64(32) | event["tid"])
+    def _owners(self, event: Columns) -> tuple[list[Owner], NDArray[np.int32]]:
+        threads, whose = _encode(_pair(event["pid"], event["tid"]))
         return [self.owner(int(t) >> 32, int(t) & 0xFFFFFFFF) for t in threads], whose
 
 
-def _encode(values: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+def _pair(high: NDArray[np.uint32], low: NDArray[np.uint32]) -> NDArray[np.uint64]:
+    """Both in one number."""
+    pair = np.empty((len(high), 2), np.uint32)
+    pair[:, 0], pair[:, 1] = low, high  # little-endian
+    return pair.reshape(-1).view(np.uint64)
+
+
+def _encode(values: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
     """Distinct values in order of appearance, and for each value its position among them."""
     if len(values) and (values == values[0]).all():
-        return values[:1], np.zeros(len(values), np.int64)
+        return values[:1], np.zeros(len(values), np.int32)
     encoded = pa.array(values).dictionary_encode()
-    return encoded.dictionary.to_numpy(), encoded.indices.to_numpy().astype(np.int64)
+    return encoded.dictionary.to_numpy(), encoded.indices.to_numpy()
 
 
-def _named(which: NDArray[np.int64], names: Sequence[str]) -> pa.DictionaryArray:
+def _named(which: NDArray[np.int32], names: Sequence[str]) -> pa.DictionaryArray:
     """Dictionary strings; equal names of different entries become one."""
     unique: dict[str, int] = {}
     codes = np.array([unique.setdefault(name, len(unique)) for name in names], np.int32)
-    values = pa.array(list(unique), pa.string())
-    return pa.DictionaryArray.from_arrays(pa.array(codes[which] if len(codes) else which.astype(np.int32)), values)
+    if len(unique) < 2:
+        return _constant(next(iter(unique), ""), len(which))
+    return pa.DictionaryArray.from_arrays(pa.array(codes[which]), pa.array(list(unique), pa.string()))
 
 
 def _dictionary(codes: NDArray[np.uint8], names: dict[int, str]) -> pa.DictionaryArray:
-    """Dictionary strings of small codes."""
+    """Dictionary strings of small codes; only those that occur are in the dictionary."""
+    used = np.flatnonzero(np.bincount(codes, minlength=1))
     lookup = np.zeros(256, np.int32)
-    for position, code in enumerate(names):
-        lookup[code] = position
-    return pa.DictionaryArray.from_arrays(pa.array(lookup[codes]), pa.array(list(names.values()), pa.string()))
+    lookup[used] = np.arange(len(used))
+    values = pa.array([names[int(code)] for code in used], pa.string())
+    return pa.DictionaryArray.from_arrays(pa.array(lookup[codes]), values)
 
 
 def _constant(value: str, count: int) -> pa.DictionaryArray:

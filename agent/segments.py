@@ -20,7 +20,8 @@ from kdiff.queries.tables import TABLES
 
 _COMPRESSION_LEVEL: Final = 3
 _KEEP_AT_MOST_ROWS: Final = 5_000_000  # about 500 MB
-_DELTA: Final = ("timestamp_ns", "duration_ns", "completion_ns")
+_MEASURES: Final = ("duration_ns", "completion_ns")
+_DELTA: Final = ("timestamp_ns", *_MEASURES)
 
 
 class SegmentWriter:
@@ -54,7 +55,7 @@ class SegmentWriter:
         file = open(beside, "xb")  # noqa: SIM115  # when it is another's, it stays
         try:
             with file:
-                pq.write_table(rows, file, **_layout(table))
+                pq.write_table(_required(rows), file, **_layout(table))
                 file.flush()
                 os.fsync(file.fileno())
                 size = file.tell()
@@ -114,9 +115,16 @@ def _layout(table: str) -> dict[str, object]:
         "compression_level": _COMPRESSION_LEVEL,
         "use_dictionary": [name for name in schema.names if name not in delta],
         "column_encoding": dict.fromkeys(delta, "DELTA_BINARY_PACKED"),
-        "write_statistics": True,
+        "write_statistics": [name for name in schema.names if name.endswith("_ns") and name not in _MEASURES],
+        "write_batch_size": 1 << 16,
         "data_page_size": 1 << 20,
     }
+
+
+def _required(rows: pa.Table) -> pa.Table:
+    """No column has nulls: said in the schema, it saves a third of the time of writing."""
+    fields = [pa.field(field.name, field.type, nullable=False) for field in rows.schema]
+    return pa.Table.from_arrays(rows.columns, schema=pa.schema(fields))
 
 
 def _sync_directory(folder: Path) -> None:
