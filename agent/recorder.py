@@ -40,7 +40,7 @@ _READ_EVERY_S: Final = 0.02
 _PAIR_EVERY_S: Final = 0.5
 _PAIR_AT_EVENTS: Final = 100_000
 _FLUSH_EVERY_S: Final = 10.0  # what a SIGKILL of the agent can cost; shorter makes more and larger files
-_FLUSH_AT_ROWS: Final = 500_000
+_FLUSH_AT_ROWS: Final = 150_000  # writing more at once takes longer than the ring has room for
 _GRACE_S: Final = 10.0
 
 

@@ -21,7 +21,6 @@ from kdiff.queries.tables import TABLES
 _COMPRESSION_LEVEL: Final = 3
 _KEEP_AT_MOST_ROWS: Final = 5_000_000  # about 500 MB
 _MEASURES: Final = ("duration_ns", "completion_ns")
-_DELTA: Final = ("timestamp_ns", *_MEASURES)
 
 
 class SegmentWriter:
@@ -109,12 +108,15 @@ class Spool:
 
 def _layout(table: str) -> dict[str, object]:
     schema = TABLES[table]
-    delta = [name for name in schema.names if name in _DELTA]
+    # Times rise by little; of measures the upper bytes are alike.
+    encoding = {name: "BYTE_STREAM_SPLIT" for name in schema.names if name in _MEASURES}
+    if "timestamp_ns" in schema.names:
+        encoding["timestamp_ns"] = "DELTA_BINARY_PACKED"
     return {
         "compression": "zstd",
         "compression_level": _COMPRESSION_LEVEL,
-        "use_dictionary": [name for name in schema.names if name not in delta],
-        "column_encoding": dict.fromkeys(delta, "DELTA_BINARY_PACKED"),
+        "use_dictionary": [name for name in schema.names if name not in encoding],
+        "column_encoding": encoding,
         "write_statistics": [name for name in schema.names if name.endswith("_ns") and name not in _MEASURES],
         "write_batch_size": 1 << 16,
         "data_page_size": 1 << 20,

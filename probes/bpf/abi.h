@@ -22,6 +22,7 @@
 #define RESULT(ctx) ((ctx)->regs[0])
 #define SP(ctx) ((ctx)->sp)
 #define ENTRY_SP(ctx) ((ctx)->sp) /* at return: what SP was at entry */
+#define LINK_REGISTER(ctx) ((ctx)->regs[30])
 #else
 /* System V x86-64: six argument registers, the seventh onwards above the return address. */
 #define ARG1(ctx) ((ctx)->di)
@@ -33,15 +34,17 @@
 #define RESULT(ctx) ((ctx)->ax)
 #define SP(ctx) ((ctx)->sp)
 #define ENTRY_SP(ctx) ((ctx)->sp - 8)
+#define LINK_REGISTER(ctx) 0
 #endif
 
-static __always_inline u64 caller_of(struct pt_regs *ctx)
+/* The return address of the call whose stack pointer at entry was `sp`, while that call lasts. */
+static __always_inline u64 caller_of(u64 sp, u64 link_register)
 {
 #if defined(KDIFF_ARM64)
-    return ctx->regs[30];
+    return link_register;
 #else
     u64 address = 0;
-    bpf_probe_read_user(&address, sizeof(address), (void *)ctx->sp);
+    bpf_probe_read_user(&address, sizeof(address), (void *)sp);
     return address;
 #endif
 }

@@ -16,7 +16,7 @@ struct process {
 
 struct call {
     u64 sp; /* of the call that opened it; 0: none is open */
-    u64 caller;
+    u64 caller; /* its return address where that is in a register, or is needed to tell whether it still lasts */
     u32 in_runtime; /* opened by the runtime, and the driver has not been reached yet */
     u32 padding;
     struct event_record event;
@@ -72,7 +72,7 @@ static __always_inline void emit(struct event_record *event)
 }
 
 /* Emits the name behind a handle when the handle is first launched in this generation. */
-static __always_inline void note_name(struct process *process, struct event_record *event, u64 caller, u32 source)
+static __always_inline void note_name(struct process *process, struct event_record *event, struct call *call, u32 source)
 {
     struct handle_key key = {.handle = event->handle, .pid = event->pid};
     u32 *generation = seen.lookup(&key);
@@ -87,7 +87,7 @@ static __always_inline void note_name(struct process *process, struct event_reco
     u64 text = 0;
     slot->timestamp_ns = event->timestamp_ns;
     slot->handle = event->handle;
-    slot->caller = caller;
+    slot->caller = caller_of(call->sp, call->caller);
     slot->pid = event->pid;
     slot->generation = event->generation;
     slot->source = source;
@@ -165,6 +165,18 @@ static __always_inline struct call *call_of(u64 id)
 
 #define TRACED(process) (!(process) || (process)->decision != DECISION_IGNORE)
 
+/*
+ * Whether the runtime call is still running. Its return closes it; where that is not probed, a call that never reached
+ * the driver (the runtime refused it) must not be taken for the next one: its return address is still on the stack,
+ * and it began a moment ago (a first launch loads its module).
+ */
+static __always_inline int still_open(struct call *call, u8 role)
+{
+    if (role & ROLE_RETURNS)
+        return 1;
+    return bpf_ktime_get_ns() - call->event.timestamp_ns < 10000000 && caller_of(call->sp, call->caller) == call->caller;
+}
+
 int call_entry(struct pt_regs *ctx)
 {
     u64 id = bpf_get_current_pid_tgid();
@@ -178,15 +190,19 @@ int call_entry(struct pt_regs *ctx)
     u64 cookie = attach_cookie(ctx);
     u8 kind = COOKIE_KIND(cookie), role = COOKIE_ROLE(cookie);
     struct event_record *e = &call->event;
-    if (!(role & ROLE_RUNTIME) && call->in_runtime && call->sp > SP(ctx) && e->kind == kind) {
+    if (!(role & ROLE_RUNTIME) && call->in_runtime && call->sp > SP(ctx) && e->kind == kind &&
+        still_open(call, role)) {
+        u64 first = READ(ARG1(ctx)), second = READ(ARG2(ctx));
         call->in_runtime = 0;
-        if (kind == KIND_LAUNCH)
-            read_arguments(ctx, e, COOKIE_SHAPE(cookie));
+        if (kind == KIND_LAUNCH) /* all but the handle is what the runtime was given */
+            e->handle = COOKIE_SHAPE(cookie) == SHAPE_LAUNCH_CONFIG ? second : first;
         e->flags = (e->flags & ~FLAG_RUNTIME_HANDLE) | COOKIE_FLAGS(cookie);
     } else {
         __builtin_memset(e, 0, sizeof(*e));
         call->sp = SP(ctx);
-        call->caller = caller_of(ctx);
+        call->caller = LINK_REGISTER(ctx);
+        if ((role & ROLE_RUNTIME) && !(role & ROLE_RETURNS))
+            call->caller = caller_of(call->sp, call->caller);
         call->in_runtime = role & ROLE_RUNTIME;
         e->timestamp_ns = bpf_ktime_get_ns();
         e->pid = pid;
@@ -203,7 +219,7 @@ int call_entry(struct pt_regs *ctx)
     if (!(role & ROLE_LAST))
         return 0;
     if (kind == KIND_LAUNCH)
-        note_name(process, e, call->caller, role & ROLE_RUNTIME ? SOURCE_RUNTIME : SOURCE_HANDLE);
+        note_name(process, e, call, role & ROLE_RUNTIME ? SOURCE_RUNTIME : SOURCE_HANDLE);
     if (!(role & ROLE_RETURNS)) {
         e->flags |= FLAG_NO_RETURN;
         emit(e);

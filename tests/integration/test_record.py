@@ -84,6 +84,55 @@ def test_no_return_takes_one_trap_and_keeps_completions(tmp_path: Path) -> None:
     assert set(launches.api) == {"cudaLaunchKernel"}
 
 
+REFUSED_THEN_DEEPER = """
+#include <stddef.h>
+#include <unistd.h>
+typedef struct { unsigned x, y, z; } dim3;
+int cudaLaunchKernel(const void *, dim3, dim3, void **, size_t, void *);
+typedef unsigned u;
+int cuLaunchKernel(void *, u, u, u, u, u, u, u, void *, void **, void **);
+int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *), cuCtxSynchronize(void);
+int cuModuleLoadData(void **, const void *), cuModuleGetFunction(void **, void *, const char *);
+static void *function;
+__attribute__((noinline)) static int deeper(volatile int n)
+{
+    volatile char pad[256] = {n};
+    return n ? deeper(n - 1) + pad[1] : cuLaunchKernel(function, 5, 1, 1, 32, 1, 1, 0, 0, 0, 0) + pad[1];
+}
+int main(void)
+{
+    void *context, *module;
+    dim3 empty = {0, 1, 1}, block = {32, 1, 1};
+    cuInit(0);
+    cuDevicePrimaryCtxRetain(&context, 0);
+    cuCtxSetCurrent(context);
+    cuModuleLoadData(&module, "kernel k1 5000\\n");
+    cuModuleGetFunction(&function, module, "k1");
+    int refused = cudaLaunchKernel(main, empty, block, 0, 0, 0);
+    usleep(100000);
+    return refused == 0 || deeper(3) || cuCtxSynchronize();
+}
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--no-return"]])
+def test_a_refused_runtime_call_is_not_taken_for_the_next_drivers(tmp_path: Path, options: list[str]) -> None:
+    source, program = tmp_path / "deep.c", tmp_path / "deep"
+    source.write_text(REFUSED_THEN_DEEPER)
+    libraries = [build().driver, build().runtime]
+    link = [*map(str, libraries), f"-Wl,-rpath,{build().driver.parent}"]
+    subprocess.run(["gcc", "-O1", "-o", str(program), str(source), *link], check=True)
+    run = Workload([str(program)], dict(os.environ), None)
+    recording = record(tmp_path / "capture", run, *options)
+    assert recording.status == 0
+    launched = recording.launches.query("grid_x == 5")
+    assert launched.api.tolist() == ["cuLaunchKernel"]
+    assert launched.kernel_name.tolist() == ["k1"]
+    assert launched.completion_ns.max() < 50_000_000
+    # Without its return a call that never reaches the driver is not seen at all.
+    assert len(recording.launches) == (1 if options else 2)
+
+
 @pytest.mark.parametrize("api", ["runtime", "driver", "runtime-ex", "driver-ex", "mixed"])
 def test_every_api_from_many_threads(tmp_path: Path, api: str) -> None:
     run = workload(
