@@ -58,6 +58,7 @@ def open_mapping(pid: int, mapping: Mapping) -> int | None:
     for path in (
         f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}",
         f"/proc/{pid}/root{mapping.path}",
+        mapping.path,  # the process has ended: the same file, if it is here under the same name
     ):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
