@@ -16,7 +16,7 @@ struct process {
 
 struct call {
     u64 sp; /* of the call that opened it; 0: none is open */
-    u64 caller; /* its return address where that is in a register, or is needed to tell whether it still lasts */
+    u64 caller; /* its return address; 0: not read, it is still on the stack */
     u32 in_runtime; /* opened by the runtime, and the driver has not been reached yet */
     u32 padding;
     struct event_record event;
@@ -87,7 +87,7 @@ static __always_inline void note_name(struct process *process, struct event_reco
     u64 text = 0;
     slot->timestamp_ns = event->timestamp_ns;
     slot->handle = event->handle;
-    slot->caller = caller_of(call->sp, call->caller);
+    slot->caller = call->caller ? call->caller : caller_of(call->sp, 0);
     slot->pid = event->pid;
     slot->generation = event->generation;
     slot->source = source;
@@ -201,7 +201,7 @@ int call_entry(struct pt_regs *ctx)
         __builtin_memset(e, 0, sizeof(*e));
         call->sp = SP(ctx);
         call->caller = LINK_REGISTER(ctx);
-        if ((role & ROLE_RUNTIME) && !(role & ROLE_RETURNS))
+        if (role & ROLE_RUNTIME) /* once the driver is reached, a return probe's trampoline may stand in its place */
             call->caller = caller_of(call->sp, call->caller);
         call->in_runtime = role & ROLE_RUNTIME;
         e->timestamp_ns = bpf_ktime_get_ns();
