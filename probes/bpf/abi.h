@@ -50,13 +50,13 @@ static __always_inline u64 caller_of(u64 sp, u64 link_register)
 }
 
 /* Integer arguments seven to nine. */
-static __always_inline void read_further(struct pt_regs *ctx, u64 *above)
+static __always_inline void read_further(struct pt_regs *ctx, u64 sp, u64 *above)
 {
 #if defined(KDIFF_ARM64)
     above[0] = ctx->regs[6];
     above[1] = ctx->regs[7];
-    bpf_probe_read_user(&above[2], sizeof(above[2]), (void *)ctx->sp);
+    bpf_probe_read_user(&above[2], sizeof(above[2]), (void *)sp);
 #else
-    bpf_probe_read_user(above, 3 * sizeof(above[0]), (void *)(ctx->sp + 8));
+    bpf_probe_read_user(above, 3 * sizeof(above[0]), (void *)(sp + 8));
 #endif
 }

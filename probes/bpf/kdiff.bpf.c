@@ -103,13 +103,13 @@ static __always_inline void note_name(struct process *process, struct event_reco
 }
 
 /* Fills in what the call was given. Registers are read before the branches: see READ. */
-static __always_inline void read_arguments(struct pt_regs *ctx, struct event_record *e, u8 shape)
+static __always_inline void read_arguments(struct pt_regs *ctx, u64 sp, struct event_record *e, u8 shape)
 {
     u64 a1 = READ(ARG1(ctx)), a2 = READ(ARG2(ctx)), a3 = READ(ARG3(ctx)), a4 = READ(ARG4(ctx)), a5 = READ(ARG5(ctx));
     u64 a6 = READ(ARG6(ctx));
     u64 above[3] = {}; /* arguments seven to nine */
     if (shape == SHAPE_DRIVER_LAUNCH || shape == SHAPE_RUNTIME_LAUNCH)
-        read_further(ctx, above);
+        read_further(ctx, sp, above);
     if (shape == SHAPE_DRIVER_LAUNCH) {
         e->handle = a1;
         e->grid[0] = a2;
@@ -187,10 +187,10 @@ int call_entry(struct pt_regs *ctx)
     struct call *call = call_of(id);
     if (!call)
         return 0;
-    u64 cookie = attach_cookie(ctx);
+    u64 cookie = attach_cookie(ctx), sp = READ(SP(ctx));
     u8 kind = COOKIE_KIND(cookie), role = COOKIE_ROLE(cookie);
     struct event_record *e = &call->event;
-    if (!(role & ROLE_RUNTIME) && call->in_runtime && call->sp > SP(ctx) && e->kind == kind &&
+    if (!(role & ROLE_RUNTIME) && call->in_runtime && call->sp > sp && e->kind == kind &&
         still_open(call, role)) {
         u64 first = READ(ARG1(ctx)), second = READ(ARG2(ctx));
         call->in_runtime = 0;
@@ -199,7 +199,7 @@ int call_entry(struct pt_regs *ctx)
         e->flags = (e->flags & ~FLAG_RUNTIME_HANDLE) | COOKIE_FLAGS(cookie);
     } else {
         __builtin_memset(e, 0, sizeof(*e));
-        call->sp = SP(ctx);
+        call->sp = sp;
         call->caller = LINK_REGISTER(ctx);
         if (role & ROLE_RUNTIME) /* once the driver is reached, a return probe's trampoline may stand in its place */
             call->caller = caller_of(call->sp, call->caller);
@@ -212,7 +212,7 @@ int call_entry(struct pt_regs *ctx)
         e->api = COOKIE_API(cookie);
         e->flags = COOKIE_FLAGS(cookie);
         e->sync = COOKIE_SYNC(cookie);
-        read_arguments(ctx, e, COOKIE_SHAPE(cookie));
+        read_arguments(ctx, sp, e, COOKIE_SHAPE(cookie));
         if (role & ROLE_RUNTIME)
             e->flags |= FLAG_RUNTIME_HANDLE;
     }
