@@ -49,14 +49,20 @@ static __always_inline u64 caller_of(u64 sp, u64 link_register)
 #endif
 }
 
-/* Integer arguments seven to nine. */
-static __always_inline void read_further(struct pt_regs *ctx, u64 sp, u64 *above)
+/* Integer arguments seven to nine; returns the return address, which lies beside them. */
+static __always_inline u64 read_further(struct pt_regs *ctx, u64 sp, u64 *above)
 {
 #if defined(KDIFF_ARM64)
     above[0] = ctx->regs[6];
     above[1] = ctx->regs[7];
     bpf_probe_read_user(&above[2], sizeof(above[2]), (void *)sp);
+    return LINK_REGISTER(ctx);
 #else
-    bpf_probe_read_user(above, 3 * sizeof(above[0]), (void *)(sp + 8));
+    u64 stack[4] = {};
+    bpf_probe_read_user(stack, sizeof(stack), (void *)sp);
+    above[0] = stack[1];
+    above[1] = stack[2];
+    above[2] = stack[3];
+    return stack[0];
 #endif
 }

@@ -16,7 +16,7 @@ struct process {
 
 struct call {
     u64 sp; /* of the call that opened it; 0: none is open */
-    u64 caller; /* its return address; 0: not read, it is still on the stack */
+    u64 caller; /* its return address; 0: not read. Later a return probe's trampoline stands in its place. */
     u32 in_runtime; /* opened by the runtime, and the driver has not been reached yet */
     u32 padding;
     struct event_record event;
@@ -103,13 +103,14 @@ static __always_inline void note_name(struct process *process, struct event_reco
 }
 
 /* Fills in what the call was given. Registers are read before the branches: see READ. */
-static __always_inline void read_arguments(struct pt_regs *ctx, u64 sp, struct event_record *e, u8 shape)
+static __always_inline void read_arguments(struct pt_regs *ctx, u64 sp, struct call *call, u8 shape)
 {
+    struct event_record *e = &call->event;
     u64 a1 = READ(ARG1(ctx)), a2 = READ(ARG2(ctx)), a3 = READ(ARG3(ctx)), a4 = READ(ARG4(ctx)), a5 = READ(ARG5(ctx));
     u64 a6 = READ(ARG6(ctx));
     u64 above[3] = {}; /* arguments seven to nine */
     if (shape == SHAPE_DRIVER_LAUNCH || shape == SHAPE_RUNTIME_LAUNCH)
-        read_further(ctx, sp, above);
+        call->caller = read_further(ctx, sp, above);
     if (shape == SHAPE_DRIVER_LAUNCH) {
         e->handle = a1;
         e->grid[0] = a2;
@@ -201,8 +202,8 @@ int call_entry(struct pt_regs *ctx)
         __builtin_memset(e, 0, sizeof(*e));
         call->sp = sp;
         call->caller = LINK_REGISTER(ctx);
-        if (role & ROLE_RUNTIME) /* once the driver is reached, a return probe's trampoline may stand in its place */
-            call->caller = caller_of(call->sp, call->caller);
+        if ((role & ROLE_RUNTIME) && COOKIE_SHAPE(cookie) == SHAPE_LAUNCH_CONFIG)
+            call->caller = caller_of(sp, call->caller);
         call->in_runtime = role & ROLE_RUNTIME;
         e->timestamp_ns = bpf_ktime_get_ns();
         e->pid = pid;
@@ -212,7 +213,7 @@ int call_entry(struct pt_regs *ctx)
         e->api = COOKIE_API(cookie);
         e->flags = COOKIE_FLAGS(cookie);
         e->sync = COOKIE_SYNC(cookie);
-        read_arguments(ctx, sp, e, COOKIE_SHAPE(cookie));
+        read_arguments(ctx, sp, call, COOKIE_SHAPE(cookie));
         if (role & ROLE_RUNTIME)
             e->flags |= FLAG_RUNTIME_HANDLE;
     }
