@@ -109,6 +109,7 @@ class Program:
         self._links: list[int] = []
         self.attached = 0
         bcc = _import_bcc()
+        previous = os.environ.get("BCC_KERNEL_SOURCE")
         os.environ["BCC_KERNEL_SOURCE"] = str(include_dir())
         try:
             self._bpf: Any = bcc.BPF(text=source(tracing))
@@ -116,6 +117,10 @@ class Program:
             loaded = self._multi or (not multi and self._load(bcc, -1))
         except Exception as error:  # BCC raises nothing narrower
             raise AgentError(_REFUSED.format(str(error).splitlines()[0])) from error
+        finally:  # the traced command inherits the environment, and may use BCC itself
+            del os.environ["BCC_KERNEL_SOURCE"]
+            if previous is not None:
+                os.environ["BCC_KERNEL_SOURCE"] = previous
         if not loaded:
             raise AgentError(_REFUSED.format("it does not load"))
 

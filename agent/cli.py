@@ -88,30 +88,30 @@ class _Progress:
     """One line on a terminal while it records, and a summary at the end, on stderr."""
 
     def __init__(self) -> None:
-        self._live = sys.stderr.isatty()
+        self._live = sys.stderr is not None and sys.stderr.isatty()
 
     def show(self, summary: Summary) -> None:
         if self._live:
             line = f"recording {summary.elapsed_s:4.0f} s · {_figures(summary)}"
-            print(f"\r\x1b[K{line[: os.get_terminal_size(2).columns - 1]}", end="", file=sys.stderr, flush=True)
+            _tell(f"\r\x1b[K{line[: os.get_terminal_size(2).columns - 1]}", end="")
 
     def announce(self, line: str) -> None:
         self._clear()
-        print(f"kdiff-agent: {line}", file=sys.stderr, flush=True)
+        _tell(f"kdiff-agent: {line}")
 
     def end(self, summary: Summary, directory: Path) -> None:
         self._clear()
-        print(f"recorded {summary.elapsed_s:.1f} s · {_figures(summary)}", file=sys.stderr)
+        _tell(f"recorded {summary.elapsed_s:.1f} s · {_figures(summary)}")
         if summary.unresolved_launches:
             share = summary.unresolved_launches / summary.launches
-            print(f"unresolved: {summary.unresolved_launches:,} launches ({share:.2%})", file=sys.stderr)
-        print(f"wrote {directory} ({summary.bytes_written:,} bytes, {summary.segments} segments)", file=sys.stderr)
+            _tell(f"unresolved: {summary.unresolved_launches:,} launches ({share:.2%})")
+        _tell(f"wrote {directory} ({summary.bytes_written:,} bytes, {summary.segments} segments)")
         if not summary.events:
-            print("no CUDA call was seen: does the program use CUDA, and did it while this recorded?", file=sys.stderr)
+            _tell("no CUDA call was seen: does the program use CUDA, and did it while this recorded?")
 
     def _clear(self) -> None:
         if self._live:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            _tell("\r\x1b[K", end="")
 
 
 def _figures(summary: Summary) -> str:
@@ -129,6 +129,8 @@ def main() -> None:
         app()
     except KdiffError as error:
         _fail(str(error), error.code)
+    except KeyboardInterrupt:
+        sys.exit(130)
     except Exception as error:
         if os.environ.get("KDIFF_DEBUG") == "1":
             raise
@@ -136,6 +138,11 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    with contextlib.suppress(OSError):
-        print(f"kdiff-agent: {message}", file=sys.stderr)
+    _tell(f"kdiff-agent: {message}")
     sys.exit(code)
+
+
+def _tell(line: str, end: str = "\n") -> None:
+    """To stderr, if anybody reads it: a recording does not end because nobody does."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(line, end=end, file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -22,7 +23,7 @@ class Command:
         # Orphans of the command become children of this process: their ancestry still leads here.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
-            self._process = subprocess.Popen(arguments)
+            self._process = subprocess.Popen(arguments, close_fds=False)  # as a shell: what it inherits is its own
         except OSError as error:
             raise AgentError(f"{arguments[0]} cannot be started: {error.strerror}") from error
         self.pid = self._process.pid
@@ -33,6 +34,14 @@ class Command:
         if code is None:
             return None
         return 128 - code if code < 0 else code
+
+    def reap_orphans(self) -> None:
+        """Waits for descendants whose parents have ended: they are this process's children now."""
+        with contextlib.suppress(ChildProcessError):
+            while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if found.si_pid == self.pid:
+                    return
+                os.waitpid(found.si_pid, os.WNOHANG)
 
     def wait(self) -> int:
         """Waits for the end; returns the status as `status` does."""

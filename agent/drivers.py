@@ -24,6 +24,10 @@ _HANDLES_TO_LEARN: Final = 2  # handles that must agree before an offset that di
 _REFUTED: Final = 0  # in the state file: an offset that was believed once turned out wrong
 
 
+def _regular(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
 @dataclass
 class Driver:
     """One build of libcuda."""
@@ -97,7 +101,8 @@ class Drivers:
         return offset
 
     def _save(self) -> None:
-        if self._state is None:
+        # Never in the place of a device or a link: `--state /dev/null` keeps nothing.
+        if self._state is None or (os.path.lexists(self._state) and not _regular(self._state)):
             return
         with contextlib.suppress(OSError):  # a read-only host confirms again next time
             self._state.parent.mkdir(parents=True, exist_ok=True)

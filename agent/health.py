@@ -46,6 +46,7 @@ class Stretch:
     cpu_from_ns: int = field(default_factory=time.process_time_ns)
     events: int = 0
     dropped: int = 0  # rows given up because the disk stayed full
+    orphaned: int = 0  # events of processes that ended before it was known whose they were
     unresolved_launches: int = 0
     drain_lag_ns: int = 0
 
@@ -62,7 +63,7 @@ class Stretch:
                     "events": self.events,
                     "lost_launches": lost.launches + self.dropped,
                     "lost_syncs": lost.syncs,
-                    "lost_other": lost.other,
+                    "lost_other": lost.other + self.orphaned,
                     "agent_cpu_ns": time.process_time_ns() - self.cpu_from_ns,
                     "drain_lag_ns": self.drain_lag_ns,
                     "attached_probes": attached,

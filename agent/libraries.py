@@ -18,9 +18,12 @@ _WANTED = re.compile(r"lib(cuda|cudart)\.so(\.|$)")
 
 
 def command_files(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Files that the command maps, or is likely to open later: itself, what it links to, CUDA's libraries."""
+    """Files that the command maps, or is likely to open later: itself, what it links to, CUDA's libraries.
+
+    Without a command the libraries that any program here may open.
+    """
     found: dict[str, None] = {}
-    program = shutil.which(command[0], path=environment.get("PATH"))
+    program = shutil.which(command[0], path=environment.get("PATH")) if command else None
     if program is not None:
         for executable in _interpreters(program, environment):
             found[executable] = None
@@ -36,6 +39,8 @@ def command_files(command: Sequence[str], environment: Mapping[str, str]) -> lis
 def _interpreters(program: str, environment: Mapping[str, str]) -> Iterator[str]:
     """The program, and for a script what runs it."""
     for _ in range(5):
+        if not os.path.isfile(program):
+            return
         try:
             with open(program, "rb") as file:
                 first = file.readline(4096)

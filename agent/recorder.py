@@ -42,6 +42,7 @@ _PAIR_AT_EVENTS: Final = 100_000
 _FLUSH_EVERY_S: Final = 10.0  # what a SIGKILL of the agent can cost; shorter makes more and larger files
 _FLUSH_AT_ROWS: Final = 150_000  # writing more at once takes longer than the ring has room for
 _GRACE_S: Final = 10.0
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -123,17 +124,19 @@ class Recorder:
 
     def _record(self) -> None:
         options = self._options
-        previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        previous = {
+            number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        }
         self._stretch = Stretch(time.time_ns())
         self._began = self._last_read = time.monotonic()
         self._cpu_began = time.process_time()
         command: Command | None = None
         try:
-            for path in command_files(options.command, os.environ) if options.command else ():
+            for path in command_files(options.command, os.environ):
                 self._targets.probe_path(path)
             if options.command:
                 command = Command(options.command)
-            self._service = options.service or _default_service(options)
+            self._service = _printable(options.service or _default_service(options))
             self._rows = RowMaker(self._service, self._host, self._names.kernel, self._owner)
             for pid in sorted(options.pids) or ([] if options.command else filter(_uses_cuda, procfs.pids())):
                 self._targets.meet(pid)
@@ -160,6 +163,7 @@ class Recorder:
             if command is not None:
                 if command.status() is not None:
                     return
+                command.reap_orphans()
                 self._watch(command.pid, now)
                 if self._stop is not None and forced_at is None:
                     # The command ends first, so that its last events are seen; a terminal's Ctrl-C has reached it.
@@ -220,8 +224,7 @@ class Recorder:
         for pid in self._pids(events):
             if self._targets.process(pid) is None:
                 self._targets.meet(pid)
-        for event in events[events["kind"] == Kind.INIT]:
-            pid = int(event["pid"])
+        for pid in {int(pid) for pid in events["pid"][events["kind"] == Kind.INIT]}:
             if self._targets.meet(pid).traced and self._targets.began_here(pid):
                 self._pairing.process_began(pid)
         if len(names):
@@ -249,6 +252,12 @@ class Recorder:
         pids = self._pids(events)
         unwanted = [pid for pid in pids if not self._targets.traced(pid)]
         if unwanted:
+            undecided = [pid for pid in unwanted if (known := self._targets.process(pid)) and known.undecided]
+            if undecided:
+                self._stretch.orphaned += int(np.isin(events["pid"], undecided).sum())
+                self._note(
+                    "processes that ended within milliseconds called CUDA: whether they are the target's is unknown"
+                )
             events = chosen(events, ~np.isin(events["pid"], unwanted))
         for pid in pids:
             if len(self._gpus.of(pid)) > 1:
@@ -352,7 +361,7 @@ class Recorder:
             self._note(
                 f"single-stepped, about 20 us a call in a virtual machine: {', '.join(self._targets.slow_sites)}"
             )
-        if self._spool.events:
+        if self._spool.waiting:
             raise AgentError(
                 f"{self._spool.events} events could not be written to {self._options.directory}: "
                 "free space there and record again"
@@ -377,6 +386,11 @@ def _default_service(options: Options) -> str:
         return Path(options.command[0]).name
     found = procfs.stat(min(options.pids)) if options.pids else None
     return found.comm if found else "host"
+
+
+def _printable(name: str) -> str:
+    """Without the bytes that are no UTF-8, which a command's name may have and a column of text may not."""
+    return name.encode(errors="replace").decode()
 
 
 def _uses_cuda(pid: int) -> bool:

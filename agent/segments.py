@@ -83,6 +83,11 @@ class Spool:
         """Rows of `cuda_events` that are not on the disk yet."""
         return sum(len(rows) for table, rows in self._waiting if table == "cuda_events")
 
+    @property
+    def waiting(self) -> bool:
+        """Whether anything is not on the disk yet."""
+        return bool(self._waiting)
+
     def put(self, table: str, rows: pa.Table) -> None:
         """Queues rows behind those that wait."""
         self._waiting.append((table, rows))

@@ -44,6 +44,7 @@ class Process:
     comm: str
     container_id: str
     traced: bool
+    undecided: bool = False  # it had ended before its ancestry could be looked at
     driver_build: str = ""
     mappings: list[procfs.Mapping] = field(default_factory=list)
     ended_at: float | None = None  # monotonic; when it was first found to have ended
@@ -142,7 +143,7 @@ class Targets:
             process = known
         else:
             if found is None:
-                process = Process(pid, 0, "", "", traced=self._roots is None)
+                process = Process(pid, 0, "", "", traced=self._roots is None, undecided=self._roots is not None)
             else:
                 process = Process(
                     pid, found.start_ticks, found.comm, procfs.container_id(pid), traced=self._wanted(pid)
@@ -227,7 +228,8 @@ class Targets:
                 continue
             if process.ended_at is None:
                 process.ended_at = now
-            elif now - process.ended_at > _KEEP_ENDED_S:
+            # One that is ignored has nothing to wait for, and its pid may come back as one that is not.
+            if not process.traced or now - process.ended_at > _KEEP_ENDED_S:
                 gone.append(pid)
                 del self._processes[pid]
                 table = self._program.map("processes")

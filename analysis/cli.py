@@ -243,12 +243,20 @@ def _print(text: str, code: int) -> None:
 
 def _warn(warnings: list[str]) -> None:
     for warning in dict.fromkeys(warnings):
-        typer.echo(f"{PROGRAM}: warning: {printable(warning)}", err=True)
+        _tell(f"{PROGRAM}: warning: {printable(warning)}")
 
 
 def _fail(message: str, code: int) -> None:
-    typer.echo(f"{PROGRAM}: {printable(message)}", err=True)
+    _tell(f"{PROGRAM}: {printable(message)}")
     sys.exit(code)
+
+
+def _tell(line: str) -> None:
+    """To stderr, if anybody reads it: the exit status must not depend on that."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # what is buffered must not fail again at exit
 
 
 def _colour() -> bool:

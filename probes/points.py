@@ -94,6 +94,12 @@ LIFECYCLE: Final[dict[str, Step]] = {
     "cuKernelGetFunction": Step.ALIAS,
     "cuModuleUnload": Step.UNLOAD,
     "cuLibraryUnload": Step.UNLOAD,
+    "cuCtxDestroy": Step.UNLOAD,
+    "cuCtxDestroy_v2": Step.UNLOAD,
+    "cuDevicePrimaryCtxReset": Step.UNLOAD,
+    "cuDevicePrimaryCtxReset_v2": Step.UNLOAD,
+    "cuDevicePrimaryCtxRelease": Step.UNLOAD,
+    "cuDevicePrimaryCtxRelease_v2": Step.UNLOAD,
 }
 
 RUNTIME_SYMBOLS: Final = frozenset(p.symbol for p in POINTS if p.layer is Layer.RUNTIME)

@@ -199,6 +199,8 @@ int call_entry(struct pt_regs *ctx)
             e->handle = COOKIE_SHAPE(cookie) == SHAPE_LAUNCH_CONFIG ? second : first;
         e->flags = (e->flags & ~FLAG_RUNTIME_HANDLE) | COOKIE_FLAGS(cookie);
     } else {
+        if (call->sp > sp) /* a call inside the open one, which its return will not find any more */
+            count_lost(e->kind);
         __builtin_memset(e, 0, sizeof(*e));
         call->sp = sp;
         call->caller = LINK_REGISTER(ctx);

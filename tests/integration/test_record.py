@@ -514,6 +514,61 @@ def test_a_full_disk_loses_nothing_that_fits_again(tmp_path: Path) -> None:
         subprocess.run(["umount", str(mount)], check=True)
 
 
+def test_the_command_inherits_what_it_would_from_a_shell(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("inherited")
+    with open(tmp_path / "file") as file:
+        script = f"cat /dev/fd/{file.fileno()}; echo; ls /proc/self/fd | wc -l; env"
+        command = agent_command(tmp_path / "capture", command=["sh", "-c", script])
+        done = subprocess.run(command, capture_output=True, text=True, pass_fds=[file.fileno()], check=False)
+    content, descriptors, *_ = done.stdout.split()
+    assert content == "inherited", done.stderr
+    assert int(descriptors) <= 5, "none of the agent's own"
+    assert "BCC_KERNEL_SOURCE" not in done.stdout
+
+
+def test_the_state_never_replaces_a_device(tmp_path: Path) -> None:
+    device = tmp_path / "null"
+    subprocess.run(["mknod", str(device), "c", "1", "3"], check=True)
+    run = workload(*KERNELS, "--launches", 101)
+    assert record(tmp_path / "capture", run, "--state", device).status == 0
+    assert device.is_char_device()
+
+
+def test_nobody_reads_stderr(tmp_path: Path) -> None:
+    run = workload(*KERNELS, "--launches", 503, "--syncs", 3)
+    for number, redirect in enumerate(("2>/dev/full", "2>&-")):
+        command = agent_command(tmp_path / f"capture{number}", command=run.command)
+        done = subprocess.run(
+            ["sh", "-c", f'"$0" "$@" {redirect}', *command],
+            env=host_environment(run),
+            stdout=subprocess.DEVNULL,
+            check=False,
+        )
+        assert done.returncode == 0
+        assert len(Recording(tmp_path / f"capture{number}", 0, "").launches) == 503
+
+
+def test_sighup_ends_a_recording_like_sigterm(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    process = workload(*KERNELS, "--duration", 20, "--rate", 1000, "--ready-file", ready).start()
+    wait_for(ready)
+    agent = attach(process.pid, tmp_path / "capture")
+    time.sleep(1)
+    agent.send_signal(signal.SIGHUP)
+    agent.communicate(timeout=20)
+    assert agent.returncode == 0
+    assert len(Recording(tmp_path / "capture", 0, "").launches) > 500
+    process.kill()
+    process.communicate()
+
+
+def test_orphans_are_waited_for(tmp_path: Path) -> None:
+    script = "for i in 1 2 3 4 5; do (sleep 0.1 &) ; done; sleep 1; ps -o stat= --ppid $PPID"
+    command = agent_command(tmp_path / "capture", command=["sh", "-c", script])
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "Z" not in done.stdout
+
+
 # What it refuses
 
 
