@@ -113,10 +113,17 @@ def test_how_functions_take_their_arguments(symbol: str, shape: Shape, kind: Kin
     assert (point.shape, point.kind, point.sync) == (shape, kind, sync)
 
 
+CONTEXT_ENDS = ("cuCtxDestroy", "cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxRelease")
+
+
 def test_lifecycle_steps() -> None:
     assert LIFECYCLE["cuInit"] is Step.INIT
     assert LIFECYCLE["cuModuleGetFunction"] is LIFECYCLE["cuLibraryGetKernel"] is Step.NAMED
-    assert {s for s, step in LIFECYCLE.items() if step is Step.UNLOAD} == {"cuModuleUnload", "cuLibraryUnload"}
+    assert {s for s, step in LIFECYCLE.items() if step is Step.UNLOAD} == {
+        "cuModuleUnload",
+        "cuLibraryUnload",
+        *(f"{call}{version}" for version in ("", "_v2") for call in CONTEXT_ENDS),
+    }
 
 
 def test_the_source_defines_what_it_uses() -> None:
