@@ -55,3 +55,11 @@ def test_swapped_back_it_improved() -> None:
     status, kernels = compare("after", "before")
     assert status != 1
     assert kernels["fused_gelu"]["verdict"] == "IMPROVED"
+
+
+def test_the_exit_status_does_not_depend_on_who_reads_stderr() -> None:
+    for before, status in (("before", 1), ("no-such-capture", 2)):
+        command = [KDIFF, "--before", str(DATA / before), "--after", str(DATA / "after")]
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=full, timeout=60, check=False)
+        assert done.returncode == status
