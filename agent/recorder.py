@@ -29,7 +29,7 @@ from kdiff.agent.names import Kernel, Names
 from kdiff.agent.pairing import PAIRED, Pairing
 from kdiff.agent.ring import Ring, chosen, joined
 from kdiff.agent.rows import Owner, RowMaker
-from kdiff.agent.segments import SegmentWriter, Spool
+from kdiff.agent.segments import SegmentWriter, Spool, hold
 from kdiff.agent.targets import Targets, check_return_probes
 from kdiff.probes.program import Tracing
 from kdiff.probes.wire import EVENT, NAME, Kind
@@ -103,9 +103,19 @@ class Recorder:
             if procfs.stat(pid) is None:
                 raise AgentError(f"there is no process {pid}")
         check_return_probes(set(options.pids), options.tracing)
+        writer = SegmentWriter(options.directory, self._host, boot_id(), time.time_ns())
+        held = hold(options.directory)
+        try:
+            self._trace(Spool(writer))
+        finally:
+            os.close(held)
+        return self.summary
+
+    def _trace(self, spool: Spool) -> None:
+        options = self._options
         program = Program(options.tracing)
         try:
-            self._spool = Spool(SegmentWriter(options.directory, self._host, boot_id(), time.time_ns()))
+            self._spool = spool
             self._program = program
             # A command's orphans become this process's children: its descendants are ours.
             roots = set(options.pids) or ({os.getpid()} if options.command else None)
@@ -118,7 +128,6 @@ class Recorder:
             self._record()
         finally:
             program.close()
-        return self.summary
 
     # Until the end
 

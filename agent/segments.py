@@ -7,6 +7,7 @@ after a kill or a power cut.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from collections import deque
 from pathlib import Path
@@ -68,6 +69,22 @@ class SegmentWriter:
         self.bytes_written += size
         self.segments_written += 1
         return final
+
+
+def hold(directory: Path) -> int:
+    """Keeps the directory for this recording while the returned descriptor is open. Raises AgentError.
+
+    Two recordings of one program at a time would count each launch twice.
+    """
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        raise AgentError(f"another kdiff-agent records to {directory}: name another directory with -o") from error
+    except OSError:  # a file system without locks: not worth refusing to record
+        pass
+    return fd
 
 
 class Spool:

@@ -591,6 +591,15 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     assert "KDIFF_DEBUG" not in refused("-o", out, "--duration", "-1", "--", "true")
 
 
+def test_two_recordings_never_share_a_directory(tmp_path: Path) -> None:
+    agent = subprocess.Popen(agent_command(tmp_path / "capture", command=["sleep", "3"]), stderr=subprocess.PIPE)
+    time.sleep(2)
+    said = refused("-o", tmp_path / "capture", "--", "true")
+    assert "another kdiff-agent records to" in said
+    agent.communicate()
+    assert agent.returncode == 0
+
+
 def test_without_privileges_it_says_what_is_missing(tmp_path: Path) -> None:
     prefix = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
     assert "run kdiff-agent as root" in refused("-o", tmp_path / "c", "--", "true", prefix=prefix)
