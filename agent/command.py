@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import signal
 import subprocess
 from collections.abc import Sequence
 from typing import Final
@@ -43,13 +42,6 @@ class Command:
                     return
                 os.waitpid(found.si_pid, os.WNOHANG)
 
-    def wait(self) -> int:
-        """Waits for the end; returns the status as `status` does."""
-        self._process.wait()
-        status = self.status()
-        assert status is not None
-        return status
-
     def send(self, number: int) -> None:
         """Passes a signal on."""
         if self._process.poll() is None:
@@ -62,8 +54,3 @@ class Command:
             return os.tcgetpgrp(2) == os.getpgrp()
         except OSError:
             return False
-
-
-def name_of(signal_number: int) -> str:
-    """SIGINT, SIGTERM, ..."""
-    return signal.Signals(signal_number).name

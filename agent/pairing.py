@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from kdiff.agent.ring import Columns, chosen, columns, joined
+from kdiff.agent.ring import Columns, chosen, columns, in_one, joined
 from kdiff.probes.wire import EVENT, Kind, Sync, WireFlags
 
 DEFAULT_STREAM: Final = 0
@@ -144,7 +144,8 @@ class Pairing:
         if excess > 0:
             late[np.flatnonzero(~done & ~late)[:excess]] = True
         for row in np.flatnonzero(late):
-            state = self._streams.get(_stream_of(rows["event"][row]))
+            event = rows["event"][row]
+            state = self._streams.get(_stream_of(event, own=bool(int(event["flags"]) & WireFlags.NO_RETURN)))
             if state is not None:
                 state.unproven += 1
         done |= late
@@ -229,7 +230,7 @@ class Pairing:
         ends = (event["kind"] == Kind.CAPTURE_END) & (event["status"] != _WRONG_THREAD)
         if not self._capturing and not begins.any():
             return
-        for stream in {*self._capturing, *(_captured_stream(rows["event"][row]) for row in np.flatnonzero(begins))}:
+        for stream in {*self._capturing, *(_stream_of(rows["event"][row]) for row in np.flatnonzero(begins))}:
             on_it = (event["pid"] == stream[0]) & (event["stream"] == stream[1])
             if stream[2]:
                 on_it &= event["tid"] == stream[2]
@@ -255,13 +256,9 @@ def _canonical_streams(event: NDArray[np.void]) -> None:
     stream[stream == LEGACY_STREAM] = DEFAULT_STREAM
 
 
-def _captured_stream(event: np.void) -> Stream:
-    own = int(event["stream"]) == PER_THREAD_STREAM
-    return int(event["pid"]), int(event["stream"]), int(event["tid"]) if own else 0
-
-
-def _stream_of(event: np.void) -> Stream:
-    own = int(event["stream"]) == PER_THREAD_STREAM or bool(int(event["flags"]) & WireFlags.NO_RETURN)
+def _stream_of(event: np.void, own: bool = False) -> Stream:
+    """`own`: tell the threads on a stream apart, though it is not a thread's own."""
+    own = own or int(event["stream"]) == PER_THREAD_STREAM
     return int(event["pid"]), int(event["stream"]), int(event["tid"]) if own else 0
 
 
@@ -278,7 +275,7 @@ def _by_stream(event: Columns) -> list[tuple[Stream, NDArray[np.int64]]]:
     placed = np.flatnonzero(~device & ~event_syncs & (event["kind"] != Kind.INIT))
     if not len(placed):
         return []
-    group = _codes(event["stream"][placed], _thread(event["pid"][placed], tid[placed]))
+    group = _codes(event["stream"][placed], in_one(event["pid"][placed], tid[placed]))
     order = placed[np.argsort(group, kind="stable")]
     groups = []
     device_rows = np.flatnonzero(device)
@@ -292,10 +289,6 @@ def _by_stream(event: Columns) -> list[tuple[Stream, NDArray[np.int64]]]:
             members = np.sort(np.concatenate([members, device_rows[same]]))
         groups.append((stream, members))
     return groups
-
-
-def _thread(pid: NDArray[np.uint32], tid: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    return pid.astype(np.uint64) << np.uint64(32) | tid.astype(np.uint64)
 
 
 def _codes(*keys: NDArray[np.uint64]) -> NDArray[np.uint16]:

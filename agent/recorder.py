@@ -27,7 +27,7 @@ from kdiff.agent.health import Losses, Stretch
 from kdiff.agent.libraries import command_files
 from kdiff.agent.names import Kernel, Names
 from kdiff.agent.pairing import PAIRED, Pairing
-from kdiff.agent.ring import Ring, chosen, joined
+from kdiff.agent.ring import Ring, chosen, in_one, joined
 from kdiff.agent.rows import Owner, RowMaker
 from kdiff.agent.segments import SegmentWriter, Spool, hold
 from kdiff.agent.targets import Targets, check_return_probes
@@ -133,9 +133,7 @@ class Recorder:
 
     def _record(self) -> None:
         options = self._options
-        previous = {
-            number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        }
+        previous = {number: signal.signal(number, self._on_signal) for number in _ENDING}
         self._stretch = Stretch(time.time_ns())
         self._began = self._last_read = time.monotonic()
         self._cpu_began = time.process_time()
@@ -282,7 +280,7 @@ class Recorder:
     def _remember_owners(self, paired: NDArray[np.void]) -> None:
         """Asks for the names of threads while they live."""
         event = paired["event"]
-        threads = event["pid"].astype(np.uint64) << np.uint64(32) | event["tid"].astype(np.uint64)
+        threads = in_one(event["pid"], event["tid"])
         if (threads == threads[0]).all():
             threads = threads[:1]
         for thread in np.unique(threads):

@@ -38,10 +38,6 @@ class Ring:
         self._data_start = page
         self.record = record
 
-    def fill(self) -> float:
-        """How full the ring is, 0 to 1."""
-        return float(int(self._produced[0]) - int(self._consumed[0])) / self._size
-
     def read(self) -> NDArray[np.void]:
         """Every finished record since the last read, copied, in the order in which they were reserved."""
         start = int(self._consumed[0])
@@ -91,3 +87,10 @@ def columns(records: NDArray[np.void]) -> Columns:
         for name, field in fields.items():
             out[name][block] = field[block]
     return out
+
+
+def in_one(high: NDArray[np.uint32], low: NDArray[np.uint32]) -> NDArray[np.uint64]:
+    """Two 32-bit columns, a process and its thread, say, as one of 64 bits."""
+    both = np.empty((len(high), 2), np.uint32)
+    both[:, 0], both[:, 1] = low, high  # little-endian
+    return both.reshape(-1).view(np.uint64)

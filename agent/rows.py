@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from kdiff.agent.names import Kernel
-from kdiff.agent.ring import Columns, chosen, columns
+from kdiff.agent.ring import Columns, chosen, columns, in_one
 from kdiff.probes.points import POINTS
 from kdiff.probes.wire import Kind, WireFlags
 from kdiff.queries.tables import CUDA_EVENTS, KIND_GRAPH_LAUNCH, KIND_LAUNCH, KIND_SYNC, EventFlags
@@ -89,7 +89,7 @@ class RowMaker:
         kernels: list[Kernel | None] = [None]
         which = np.zeros(len(event["kind"]), np.int32)
         launches = np.flatnonzero(event["kind"] == Kind.LAUNCH)
-        distinct, of_process = _encode(_pair(event["pid"][launches], event["generation"][launches]))
+        distinct, of_process = _encode(in_one(event["pid"][launches], event["generation"][launches]))
         for index, one in enumerate(distinct):
             rows = launches if len(distinct) == 1 else launches[of_process == index]
             handles, codes = _encode(event["handle"][rows])
@@ -99,15 +99,8 @@ class RowMaker:
         return kernels, which
 
     def _owners(self, event: Columns) -> tuple[list[Owner], NDArray[np.int32]]:
-        threads, whose = _encode(_pair(event["pid"], event["tid"]))
+        threads, whose = _encode(in_one(event["pid"], event["tid"]))
         return [self.owner(int(t) >> 32, int(t) & 0xFFFFFFFF) for t in threads], whose
-
-
-def _pair(high: NDArray[np.uint32], low: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """Both in one number."""
-    pair = np.empty((len(high), 2), np.uint32)
-    pair[:, 0], pair[:, 1] = low, high  # little-endian
-    return pair.reshape(-1).view(np.uint64)
 
 
 def _encode(values: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
