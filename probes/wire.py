@@ -25,6 +25,7 @@ class Kind(IntEnum):
     CAPTURE_END = 4
     INIT = 5  # a process has called cuInit: look at what it maps
     NAME = 6  # loss counter of name records; no event has it
+    EXECUTION = 7  # loss counter of what the device library handed over; no event has it
 
 
 class Sync(IntEnum):
@@ -61,9 +62,9 @@ class WireFlags(IntFlag):
     PER_THREAD = 4  # a _ptsz function: stream 0 means the calling thread's own default stream
 
 
-_Field = tuple[str, str, int]
+Field = tuple[str, str, int]
 
-_EVENT_FIELDS: Final[list[_Field]] = [
+_EVENT_FIELDS: Final[list[Field]] = [
     ("u64", "timestamp_ns", 1),  # CLOCK_MONOTONIC at entry
     ("u64", "duration_ns", 1),
     ("u64", "handle", 1),  # function, graph exec or event handle
@@ -81,7 +82,7 @@ _EVENT_FIELDS: Final[list[_Field]] = [
     ("u8", "sync", 1),
 ]
 
-_NAME_FIELDS: Final[list[_Field]] = [
+_NAME_FIELDS: Final[list[Field]] = [
     ("u64", "timestamp_ns", 1),
     ("u64", "handle", 1),
     ("u64", "caller", 1),  # return address of the outermost probed call; for ALIAS the CUkernel
@@ -97,7 +98,8 @@ _NAME_FIELDS: Final[list[_Field]] = [
 _NUMPY: Final = {"u64": "<u8", "u32": "<u4", "s32": "<i4", "u8": "u1"}
 
 
-def _dtype(fields: list[_Field]) -> np.dtype[np.void]:
+def dtype(fields: list[Field]) -> np.dtype[np.void]:
+    """The numpy dtype of a record."""
     columns: list[tuple[str, str] | tuple[str, str, int]] = []
     for ctype, name, count in fields:
         if ctype == "char":
@@ -109,13 +111,15 @@ def _dtype(fields: list[_Field]) -> np.dtype[np.void]:
     return np.dtype(columns)
 
 
-EVENT: Final = _dtype(_EVENT_FIELDS)
-NAME: Final = _dtype(_NAME_FIELDS)
+EVENT: Final = dtype(_EVENT_FIELDS)
+NAME: Final = dtype(_NAME_FIELDS)
 
 
-def _struct(tag: str, fields: list[_Field]) -> str:
+def struct(tag: str, fields: list[Field]) -> str:
+    """The C struct of a record, its size asserted."""
     body = "".join(f"    {t} {n}{f'[{c}]' if c > 1 else ''};\n" for t, n, c in fields)
-    return f"struct {tag} {{\n{body}}};\n"
+    size = dtype(fields).itemsize
+    return f'struct {tag} {{\n{body}}};\n_Static_assert(sizeof(struct {tag}) == {size}, "wire");\n'
 
 
 def define(prefix: str, enum: type[IntEnum] | type[IntFlag]) -> list[str]:
@@ -135,11 +139,4 @@ def c_header() -> str:
         f"#define NAME_BYTES {NAME_BYTES}",
         f"#define DEFAULT_NAME_OFFSET {DEFAULT_NAME_OFFSET}",
     ]
-    return (
-        "\n".join(lines)
-        + "\n"
-        + _struct("event_record", _EVENT_FIELDS)
-        + _struct("name_record", _NAME_FIELDS)
-        + f'_Static_assert(sizeof(struct event_record) == {EVENT.itemsize}, "wire");\n'
-        + f'_Static_assert(sizeof(struct name_record) == {NAME.itemsize}, "wire");\n'
-    )
+    return "\n".join(lines) + "\n" + struct("event_record", _EVENT_FIELDS) + struct("name_record", _NAME_FIELDS)

@@ -27,6 +27,7 @@ SUFFIX: Final = ".parquet"
 _ESSENTIAL: Final = {
     "cuda_events": ("timestamp_ns", "kind", "kernel_name"),
     "kernel_executions": ("timestamp_ns", "duration_ns", "kernel_name"),
+    "device_windows": ("from_ns", "to_ns", "executions"),
     "kernels": ("kernel_id", "kernel_name"),
     "agent_health": ("from_ns", "to_ns", "events"),
 }
@@ -36,6 +37,7 @@ _ESSENTIAL: Final = {
 _TIMES: Final = {
     "cuda_events": ("timestamp_ns", "timestamp_ns"),
     "kernel_executions": ("timestamp_ns", "timestamp_ns"),
+    "device_windows": ("from_ns", "to_ns"),
     "agent_health": ("from_ns", "to_ns"),
 }
 

@@ -72,7 +72,27 @@ KERNEL_EXECUTIONS: Final = pa.schema(
         ("local_bytes", pa.uint32()),
         ("graph_id", pa.uint32()),
         ("graph_node_id", pa.uint64()),
-        ("queue_ns", pa.int64()),
+        # Launch call to device start; timestamp_ns - queue_ns is the timestamp_ns of the launch's row in cuda_events.
+        ("queue_ns", pa.int64()),  # 0 = unknown
+    ]
+)
+
+DEVICE_WINDOWS: Final = pa.schema(
+    [
+        ("from_ns", pa.int64()),  # kernels launched in between were timed on the device, this process's only
+        ("to_ns", pa.int64()),
+        ("service", _DICT),
+        ("host", _DICT),
+        ("pid", pa.uint32()),
+        ("container_id", _DICT),
+        ("executions", pa.uint64()),  # rows of kernel_executions
+        ("uncollected", pa.uint64()),  # ran, but their times were not collected
+        ("dropped", pa.uint64()),  # CUPTI had no room for them
+        ("lost", pa.uint64()),  # handed over, but the agent's ring was full
+        ("clock_error_ns", pa.int64()),  # how far device times may lie from the host's clock
+        ("inside_ns", pa.int64()),  # time in the calls that opened and closed it
+        ("ended", _DICT),  # duration, budget, yielded, unheard, exit, failed
+        ("skipped", pa.uint32()),  # windows before it that another user of CUPTI forbade
     ]
 )
 
@@ -109,6 +129,7 @@ AGENT_HEALTH: Final = pa.schema(
 TABLES: Final[dict[str, pa.Schema]] = {
     "cuda_events": CUDA_EVENTS,
     "kernel_executions": KERNEL_EXECUTIONS,
+    "device_windows": DEVICE_WINDOWS,
     "kernels": KERNELS,
     "agent_health": AGENT_HEALTH,
 }
