@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The device library. The CUDA driver loads it at cuInit when CUDA_INJECTION64_PATH names it, and calls
+ * InitializeInjection. It then sleeps until an agent listens, and from then on opens windows in which CUPTI times
+ * kernels on the device. Whatever goes wrong, it turns itself off, says so once, and the program runs on.
+ *
+ * KDIFF_DEVICE_TIME     WINDOW_MS/PERIOD_MS (1000/10000), always, or off
+ * KDIFF_DEVICE_BUDGET   how much time windows may add, of all time: 0.5%, or none
+ * KDIFF_DEVICE_CUPTI    the libcupti to use
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "handover.h"
+#include "hooks.h"
+#include "window.h"
+
+enum {
+    SLICE_MS = 10,  /* in a window: how soon a module loaded in it is seen */
+    IDLE_MS = 200,  /* between looks for a listener */
+    RECORD_NS = 350, /* what one record adds to the program, measured: see docs/costs.md */
+};
+
+static u64 window_ms = 1000, period_ms = 10000;
+static bool always;
+static double budget = 0.005;
+static struct cupti cupti;
+static bool have_cupti;
+static volatile bool leaving; /* the program ends */
+static pthread_t thread;
+static pthread_mutex_t gone_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t gone_signal = PTHREAD_COND_INITIALIZER;
+static bool gone; /* the thread has ended */
+
+/* ---- settings ---- */
+
+static bool read_settings(void)
+{
+    const char *text = getenv("KDIFF_DEVICE_TIME");
+    if (text && strcmp(text, "off") == 0)
+        return false;
+    if (text && strcmp(text, "always") == 0) {
+        always = true;
+        budget = 0;
+        period_ms = window_ms;
+    } else if (text && *text) {
+        unsigned long long window, period;
+        char end;
+        if (sscanf(text, "%llu/%llu%c", &window, &period, &end) != 2 || !window || window > period ||
+            period > 86400000) {
+            fprintf(stderr, "kdiff: KDIFF_DEVICE_TIME=%s is no WINDOW_MS/PERIOD_MS: device time is off\n", text);
+            return false;
+        }
+        window_ms = window;
+        period_ms = period;
+    }
+    text = getenv("KDIFF_DEVICE_BUDGET");
+    if (text && strcmp(text, "none") == 0)
+        budget = 0;
+    else if (text && *text && !always) {
+        char *end;
+        double percent = strtod(text, &end);
+        if (end == text || percent <= 0 || percent > 100 || (strcmp(end, "%") != 0 && *end)) {
+            fprintf(stderr, "kdiff: KDIFF_DEVICE_BUDGET=%s is no share like 0.5%%: device time is off\n", text);
+            return false;
+        }
+        budget = percent / 100;
+    }
+    return true;
+}
+
+static u64 random_below(u64 limit)
+{
+    u64 value = 0;
+    if (limit == 0 || getrandom(&value, sizeof value, GRND_NONBLOCK) != sizeof value)
+        return limit / 2;
+    return value % limit;
+}
+
+/* ---- the thread ---- */
+
+static u64 monotonic_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (u64)now.tv_sec * 1000 + (u64)now.tv_nsec / 1000000;
+}
+
+static void pause_ms(long ms)
+{
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+}
+
+/* Sleeps until a time; false when it need not be waited for any longer. */
+static bool rest_until(u64 ms)
+{
+    for (u64 now; (now = monotonic_ms()) < ms;) {
+        if (leaving || !handover_heard())
+            return false;
+        pause_ms(ms - now < IDLE_MS ? (long)(ms - now) : IDLE_MS);
+    }
+    return !leaving && handover_heard();
+}
+
+static u32 said_state = ~0u;
+
+static void say(u32 state, u32 skipped, const char *text)
+{
+    said_state = state;
+    handover_state(state, skipped, text);
+}
+
+static void turn_off(const char *format, ...)
+{
+    char text[184];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    say(STATE_OFF, 0, text);
+    fprintf(stderr, "kdiff: device time is off in process %d: %s\n", (int)getpid(), text);
+}
+
+/* The GPUs as this process numbers them: not all are visible to it. */
+static void hand_over_devices(void)
+{
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    if (!driver)
+        return;
+    int (*get_count)(int *) = (int (*)(int *))dlsym(driver, "cuDeviceGetCount");
+    int (*get_device)(int *, int) = (int (*)(int *, int))dlsym(driver, "cuDeviceGet");
+    int (*get_uuid)(u8 *, int) = (int (*)(u8 *, int))dlsym(driver, "cuDeviceGetUuid_v2");
+    if (!get_uuid)
+        get_uuid = (int (*)(u8 *, int))dlsym(driver, "cuDeviceGetUuid");
+    int count = 0;
+    if (get_count && get_device && get_uuid && get_count(&count) == 0)
+        for (int i = 0; i < count && i < 64; i++) {
+            int device;
+            u8 uuid[16];
+            if (get_device(&device, i) == 0 && get_uuid(uuid, device) == 0)
+                handover_device((u32)i, uuid);
+        }
+    dlclose(driver);
+}
+
+/* Whether there is a CUPTI to use; the program's own may have been loaded since. */
+static bool find_cupti(void)
+{
+    enum cupti_found found = cupti_find(&cupti);
+    have_cupti = found == CUPTI_FOUND;
+    if (found == CUPTI_NONE) {
+        if (said_state != STATE_NO_CUPTI)
+            say(STATE_NO_CUPTI, 0, "no libcupti is mapped or found: name it in KDIFF_DEVICE_CUPTI");
+        return true;
+    }
+    if (found == CUPTI_UNKNOWN)
+        turn_off("%.100s is version %u of CUPTI, whose records are not known", cupti.path, cupti.version);
+    return found != CUPTI_UNKNOWN;
+}
+
+/* One window from its opening to its end; false when nothing may be tried again. */
+static bool run_window(u64 began_ms, u32 *skipped)
+{
+    u64 most = budget > 0 ? (u64)(budget * (double)period_ms * 1e6 / RECORD_NS) : ~0ull;
+    switch (window_open(&cupti)) {
+    case WINDOW_FAILED:
+        turn_off("%s", window_reason());
+        return false;
+    case WINDOW_BUSY:
+        ++*skipped;
+        say(STATE_BUSY, *skipped, "another user of CUPTI has it: windows are skipped until it gives it back");
+        return true;
+    case WINDOW_OPENED:
+        break;
+    }
+    hand_over_devices();
+    if (said_state != STATE_WORKING)
+        say(STATE_WORKING, *skipped, "");
+    u32 ended = ENDED_DURATION;
+    u64 end = began_ms + window_ms;
+    while (window_is_open() && !window_broken()) {
+        hooks_scan();
+        window_drain();
+        if (leaving || !handover_heard()) {
+            ended = leaving ? ENDED_EXIT : ENDED_UNHEARD;
+            break;
+        }
+        if (window_records() > most) {
+            ended = ENDED_BUDGET;
+            break;
+        }
+        u64 now = monotonic_ms();
+        if (now >= end) {
+            if (!always)
+                break;
+            window_turn(*skipped);
+            *skipped = 0;
+            end = now + window_ms;
+        }
+        pause_ms(SLICE_MS);
+    }
+    window_end(ended, *skipped);
+    *skipped = 0;
+    if (window_broken()) {
+        turn_off("%s (%u)", window_broken(), cupti.version);
+        return false;
+    }
+    return true;
+}
+
+static void *work(void *unused)
+{
+    (void)unused;
+    u32 skipped = 0;
+    bool heard = false;
+    while (!leaving) {
+        if (!handover_heard()) {
+            heard = false;
+            pause_ms(IDLE_MS);
+            continue;
+        }
+        u64 began = monotonic_ms();
+        if (!heard) { /* an agent came: it knows nothing of what was said before */
+            heard = true;
+            say(STATE_WAITING, 0, "");
+            if (!rest_until(began + random_below(window_ms)))
+                continue;
+            began = monotonic_ms();
+        }
+        hooks_scan();
+        if (!find_cupti())
+            break;
+        if (have_cupti && !run_window(began, &skipped))
+            break;
+        /* Drawn anew each time, half to one and a half of the mean, so as not to beat with the program's own rhythm. */
+        u64 gap = always ? IDLE_MS : period_ms - window_ms;
+        rest_until(began + window_ms + gap / 2 + random_below(gap + 1));
+    }
+    pthread_mutex_lock(&gone_lock);
+    gone = true;
+    pthread_cond_signal(&gone_signal);
+    pthread_mutex_unlock(&gone_lock);
+    return NULL;
+}
+
+/* ---- fork and exit ---- */
+
+static void before_fork(void)
+{
+    window_lock();
+}
+
+static void after_fork_parent(void)
+{
+    window_unlock();
+}
+
+/* The child has no such thread, and CUDA does not work in it. */
+static void after_fork_child(void)
+{
+    hooks_pass = true;
+    window_unlock();
+}
+
+static void at_exit(void)
+{
+    if (hooks_pass)
+        return;
+    leaving = true;
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 1;
+    pthread_mutex_lock(&gone_lock);
+    /* It may be in a call that does not come back any more: the program ends all the same. */
+    while (!gone && window_is_open() && pthread_cond_timedwait(&gone_signal, &gone_lock, &until) == 0)
+        ;
+    pthread_mutex_unlock(&gone_lock);
+}
+
+__attribute__((visibility("default"))) int InitializeInjection(void)
+{
+    static bool begun;
+    Dl_info info;
+    if (begun || !read_settings())
+        return 1;
+    begun = true;
+    /* Its code stays mapped whatever the program closes: import slots lead to it. */
+    if (!dladdr((void *)InitializeInjection, &info) || !dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE))
+        return 1;
+    if (pthread_atfork(before_fork, after_fork_parent, after_fork_child) != 0 || atexit(at_exit) != 0)
+        return 1;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* the program's signals are the program's threads' */
+    int result = pthread_create(&thread, NULL, work, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (result == 0)
+        pthread_detach(thread);
+    else
+        fprintf(stderr, "kdiff: device time is off in process %d: %s\n", (int)getpid(), strerror(result));
+    return 1;
+}

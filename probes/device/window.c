@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "window.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "handover.h"
+#include "hooks.h"
+#include "names.h"
+
+enum {
+    BUFFER_BYTES = 256 << 10, /* 1,200 records */
+    MOST_BUFFERS = 96,        /* 24 MiB of host memory */
+    DEVICE_BUFFERS = 8,       /* of CUPTI's 3.2 MB each, a context: GPU memory */
+    GRACE_MS = 300,           /* for kernels that run as a window closes */
+};
+
+/* Recursive: a user of CUPTI may begin from inside one of CUPTI's callbacks. */
+static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+
+/* Under the lock. `open`: CUPTI is ours and collects. */
+static struct cupti *cupti;
+static volatile bool open;
+static void *subscriber;
+static struct window_record window;
+static u64 number;
+static size_t buffer_limit_before;
+static char reason[160];
+static const char *broken;
+
+u64 now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (u64)now.tv_sec * 1000000000u + (u64)now.tv_nsec;
+}
+
+/* ---- buffers: taken and returned by CUPTI's threads or the program's, emptied by the library's own ---- */
+
+struct buffer {
+    struct buffer *next;
+    size_t valid;
+    u8 *bytes;
+    bool with_cupti;
+};
+static pthread_mutex_t buffers_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct buffer buffers[MOST_BUFFERS];
+static struct buffer *empty, *full, **full_end = &full;
+static int made;
+static volatile int with_cupti;
+static u64 delivered; /* records, about, since the window opened */
+
+static void request(u8 **bytes, size_t *size, size_t *records)
+{
+    pthread_mutex_lock(&buffers_lock);
+    struct buffer *buffer = empty;
+    if (buffer)
+        empty = buffer->next;
+    else if (made < MOST_BUFFERS) {
+        u8 *memory = aligned_alloc(64, BUFFER_BYTES);
+        if (memory) {
+            buffer = &buffers[made++];
+            buffer->bytes = memory;
+        }
+    }
+    if (buffer) {
+        buffer->with_cupti = true;
+        with_cupti++;
+    }
+    *bytes = buffer ? buffer->bytes : NULL;
+    pthread_mutex_unlock(&buffers_lock);
+    *size = buffer ? BUFFER_BYTES : 0;
+    *records = 0;
+}
+
+static void complete(void *context, u32 stream, u8 *bytes, size_t size, size_t valid)
+{
+    (void)context, (void)stream;
+    pthread_mutex_lock(&buffers_lock);
+    for (int i = 0; i < made; i++)
+        if (buffers[i].bytes == bytes && buffers[i].with_cupti) {
+            buffers[i].with_cupti = false;
+            with_cupti--;
+            buffers[i].valid = valid <= size ? valid : 0;
+            buffers[i].next = NULL;
+            *full_end = &buffers[i];
+            full_end = &buffers[i].next;
+            if (cupti)
+                delivered += valid / cupti->record_bytes;
+        }
+    pthread_mutex_unlock(&buffers_lock);
+}
+
+static struct buffer *take_full(void)
+{
+    pthread_mutex_lock(&buffers_lock);
+    struct buffer *buffer = full;
+    if (buffer) {
+        full = buffer->next;
+        if (!full)
+            full_end = &full;
+    }
+    pthread_mutex_unlock(&buffers_lock);
+    return buffer;
+}
+
+static void give_empty(struct buffer *buffer)
+{
+    pthread_mutex_lock(&buffers_lock);
+    buffer->next = empty;
+    empty = buffer;
+    pthread_mutex_unlock(&buffers_lock);
+}
+
+/* ---- records ---- */
+
+/* Two records in a row show how long one really is. */
+static bool stride_fits(const u8 *earlier, const u8 *later)
+{
+    size_t bytes = (size_t)(later - earlier);
+    return bytes == cupti->record_bytes ||
+           (cupti->may_be_longer && bytes > cupti->record_bytes && bytes < 1024 && bytes % 8 == 0);
+}
+
+static void read_buffer(const struct buffer *buffer)
+{
+    u8 *record = NULL, *earlier = NULL;
+    while (!broken && cupti->next_record(buffer->bytes, buffer->valid, &record) == CUPTI_OK) {
+        if (record < buffer->bytes || (size_t)(record - buffer->bytes) + cupti->record_bytes > buffer->valid ||
+            (earlier && !stride_fits(earlier, record))) {
+            broken = "CUPTI's records are not as its version has them";
+            return;
+        }
+        earlier = cupti_is_kernel(record) ? record : NULL;
+        if (!earlier)
+            continue;
+        struct execution_record execution;
+        const char *name;
+        cupti_read_kernel(record, &execution, &name);
+        if (execution.start == 0 || execution.end <= execution.start) {
+            window.uncollected++;
+            continue;
+        }
+        execution.name = names_number(name, number);
+        handover_execution(&execution, number);
+    }
+}
+
+void window_drain(void)
+{
+    struct buffer *buffer;
+    while ((buffer = take_full())) {
+        read_buffer(buffer);
+        give_empty(buffer);
+    }
+    window.executions += handover_flush();
+}
+
+u64 window_records(void)
+{
+    pthread_mutex_lock(&buffers_lock);
+    u64 records = delivered;
+    pthread_mutex_unlock(&buffers_lock);
+    return records;
+}
+
+const char *window_broken(void)
+{
+    return broken;
+}
+
+/* ---- opening and closing, under the lock ---- */
+
+static void read_clocks(u64 *host, u64 *device)
+{
+    u64 best = ~0ull;
+    for (int i = 0; i < 8; i++) {
+        u64 reading = 0, before = now_ns();
+        if (cupti->get_timestamp(&reading) != CUPTI_OK)
+            continue;
+        u64 after = now_ns();
+        if (after - before < best) {
+            best = after - before;
+            *host = before + best / 2;
+            *device = reading;
+        }
+    }
+    if (best != ~0ull && best / 2 + 1 > window.error_ns)
+        window.error_ns = best / 2 + 1;
+}
+
+static void no_callback(void *data, int domain, u32 id, const void *info)
+{
+    (void)data, (void)domain, (void)id, (void)info;
+}
+
+static bool failed(const char *what, int result)
+{
+    const char *text = "";
+    if (result == CUPTI_OK)
+        return false;
+    cupti->result_string(result, &text);
+    snprintf(reason, sizeof reason, "%s: %s (%d)", what, text ? text : "", result);
+    return true;
+}
+
+static void limit_device_memory(void)
+{
+    size_t size = sizeof buffer_limit_before, wanted = DEVICE_BUFFERS;
+    buffer_limit_before = 0;
+    if (cupti->get_attribute(ATTRIBUTE_BUFFER_LIMIT, &size, &buffer_limit_before) != CUPTI_OK)
+        buffer_limit_before = 0;
+    if (buffer_limit_before)
+        cupti->set_attribute(ATTRIBUTE_BUFFER_LIMIT, &size, &wanted);
+}
+
+static void give_cupti_back(void)
+{
+    size_t size = sizeof buffer_limit_before;
+    if (buffer_limit_before)
+        cupti->set_attribute(ATTRIBUTE_BUFFER_LIMIT, &size, &buffer_limit_before);
+    cupti->unsubscribe(subscriber);
+}
+
+static void count_dropped(void)
+{
+    size_t dropped = 0;
+    if (cupti->dropped_records(NULL, 0, &dropped) == CUPTI_OK)
+        window.dropped += dropped;
+}
+
+static void sleep_ms(long ms)
+{
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+}
+
+/* New launches are not collected from here on; those that run get their times while `grace_ms` lasts. */
+static void close_window(u32 ended, long grace_ms)
+{
+    u64 began = now_ns();
+    window.ended = ended;
+    window.closed_ns = began;
+    cupti->disable(KIND_CONCURRENT_KERNEL);
+    cupti->flush_all(0);
+    u64 waited = 0;
+    while (with_cupti > 0 && waited < (u64)grace_ms) {
+        sleep_ms(5);
+        waited += 5;
+        cupti->flush_all(0);
+    }
+    cupti->flush_all(FLUSH_FORCED);
+    count_dropped();
+    read_clocks(&window.host_close_ns, &window.device_close_ns);
+    give_cupti_back();
+    open = false;
+    window.inside_ns += now_ns() - began - waited * 1000000;
+}
+
+enum window_result window_open(struct cupti *which)
+{
+    enum window_result result = WINDOW_FAILED;
+    window_lock();
+    cupti = which;
+    u64 began = now_ns();
+    if (hooks_foreign()) {
+        result = WINDOW_BUSY;
+        goto done;
+    }
+    int subscribed = cupti->subscribe(&subscriber, no_callback, NULL);
+    if (subscribed == CUPTI_MULTIPLE_SUBSCRIBERS) {
+        result = WINDOW_BUSY;
+        goto done;
+    }
+    if (failed("cuptiSubscribe", subscribed))
+        goto done;
+    limit_device_memory();
+    window = (struct window_record){.cupti_version = cupti->version};
+    pthread_mutex_lock(&buffers_lock);
+    delivered = 0;
+    pthread_mutex_unlock(&buffers_lock);
+    read_clocks(&window.host_open_ns, &window.device_open_ns);
+    if (failed("cuptiActivityRegisterCallbacks", cupti->register_callbacks(request, complete)) ||
+        failed("cuptiActivityEnable", cupti->enable(KIND_CONCURRENT_KERNEL))) {
+        give_cupti_back();
+        goto done;
+    }
+    open = true;
+    window.opened_ns = now_ns();
+    window.inside_ns = window.opened_ns - began;
+    number++;
+    result = WINDOW_OPENED;
+done:
+    window_unlock();
+    return result;
+}
+
+const char *window_reason(void)
+{
+    return reason;
+}
+
+bool window_is_open(void)
+{
+    return open;
+}
+
+void window_turn(u32 skipped)
+{
+    window_lock();
+    if (open) {
+        struct window_record next = {.cupti_version = window.cupti_version};
+        cupti->flush_all(0);
+        count_dropped();
+        read_clocks(&window.host_close_ns, &window.device_close_ns);
+        window.closed_ns = next.opened_ns = now_ns();
+        next.host_open_ns = window.host_close_ns;
+        next.device_open_ns = window.device_close_ns;
+        next.error_ns = window.error_ns;
+        window.ended = ENDED_DURATION;
+        window.skipped = skipped;
+        window_drain();
+        handover_window(&window, number);
+        window = next;
+        number++;
+        handover_window(&window, number);
+    }
+    window_unlock();
+}
+
+void window_end(u32 ended, u32 skipped)
+{
+    window_lock();
+    if (open)
+        close_window(ended, ended == ENDED_EXIT ? 0 : GRACE_MS);
+    window.skipped = skipped;
+    window_unlock();
+    window_drain();
+    handover_window(&window, number);
+}
+
+/* ---- what others need ---- */
+
+void window_lock(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+bool window_try_lock(long milliseconds)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    u64 ns = (u64)until.tv_nsec + (u64)milliseconds * 1000000;
+    until.tv_sec += (time_t)(ns / 1000000000);
+    until.tv_nsec = (long)(ns % 1000000000);
+    return pthread_mutex_timedlock(&lock, &until) == 0;
+}
+
+void window_unlock(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+void hooks_enter(void)
+{
+    window_lock();
+    if (open)
+        close_window(ENDED_YIELDED, 0);
+}
+
+void hooks_leave(void)
+{
+    window_unlock();
+}

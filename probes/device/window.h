@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Windows: stretches of time in which CUPTI collects kernel activity. */
+#pragma once
+#include "cupti.h"
+
+enum window_result { WINDOW_OPENED, WINDOW_BUSY, WINDOW_FAILED };
+
+/* `window_reason` says why not. */
+enum window_result window_open(struct cupti *cupti);
+const char *window_reason(void);
+
+bool window_is_open(void);      /* another thread may have closed it since */
+void window_drain(void);        /* hands over what CUPTI has delivered */
+u64 window_records(void);       /* delivered since it opened */
+void window_turn(u32 skipped);  /* one window ends and the next begins, without a gap between them */
+void window_end(u32 ended, u32 skipped); /* also after another thread closed it: hands over the rest */
+const char *window_broken(void); /* NULL unless records are not what their version says: nothing may be read again */
+
+/* For fork and exit. */
+void window_lock(void);
+bool window_try_lock(long milliseconds);
+void window_unlock(void);
