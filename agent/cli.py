@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
+from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -19,6 +21,14 @@ if TYPE_CHECKING:
 
 DEFAULT_DIRECTORY: Final = Path("kdiff-capture")
 _STATE: Final = Path("/var/lib/kdiff/drivers.json")
+
+
+class DoctorFormat(StrEnum):
+    """How `doctor` prints."""
+
+    TEXT = "text"
+    JSON = "json"
+
 
 app = typer.Typer(
     help="Records what CUDA kernels do on this host, with eBPF.",
@@ -121,6 +131,29 @@ def _figures(summary: Summary) -> str:
         f"{summary.events:,} events · {summary.kernels} kernel{'s' * (summary.kernels != 1)} · {lost:,} lost · "
         f"agent CPU {summary.cpu_s:.2f} s ({share:.1%})"
     )
+
+
+@app.command(epilog="Example: kdiff-agent doctor --pid 4242")
+def doctor(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- COMMAND...", help="Look at what this would load; it is not started."),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Where captures would be written.")
+    ] = DEFAULT_DIRECTORY,
+    pid: Annotated[list[int] | None, typer.Option("--pid", min=1, help="Look at this running process too.")] = None,
+    form: Annotated[DoctorFormat, typer.Option("--format", help="How to print it.")] = DoctorFormat.TEXT,
+    state: Annotated[Path, typer.Option(help="What `record --state` would be given.")] = _STATE,
+) -> None:
+    """Say whether recording would work here, and device time, and why not. Nothing on the host is changed."""
+    from kdiff.agent.doctor import Question, examine, render
+
+    report = examine(Question(output, state, tuple(pid or ()), tuple(command or ())))
+    live = sys.stdout.isatty()
+    width = min(shutil.get_terminal_size().columns, 120) if live else 100
+    sys.stdout.write(render(report, form.value, width, live and not os.environ.get("NO_COLOR")))
+    raise typer.Exit(report.exit_code)
 
 
 def main() -> None:
