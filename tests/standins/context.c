@@ -5,6 +5,7 @@
 #include "driver.h"
 
 #define DRIVER_VERSION 13000
+#define DEVICE_UUID "kdiff stand-in 0" /* GPU_UUID in standins.py */
 
 static int context_object; /* the one context: its address is the handle */
 static bool initialised;
@@ -34,6 +35,7 @@ EXPORT CUresult cuInit(unsigned int flags)
         __atomic_store_n(&initialised, true, __ATOMIC_RELEASE);
     }
     device_unlock();
+    injection_load();
     return CUDA_SUCCESS;
 }
 
@@ -63,6 +65,26 @@ EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal)
         return CUDA_ERROR_NOT_INITIALIZED;
     *device = 0;
     return ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+static CUresult device_uuid(void *uuid, CUdevice device)
+{
+    if (!initialised)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (!uuid || device != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    memcpy(uuid, DEVICE_UUID, 16);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetUuid(void *uuid, CUdevice device)
+{
+    return device_uuid(uuid, device);
+}
+
+EXPORT CUresult cuDeviceGetUuid_v2(void *uuid, CUdevice device)
+{
+    return device_uuid(uuid, device);
 }
 
 EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
@@ -107,7 +129,8 @@ EXPORT CUresult cuCtxGetCurrent(CUcontext *context)
 /* Only the addresses matter here, so the prototypes need not. */
 #define ENTRY_POINTS(PLAIN, BOTH) \
     PLAIN(cuInit, cuInit) PLAIN(cuDriverGetVersion, cuDriverGetVersion) PLAIN(cuDeviceGet, cuDeviceGet) \
-    PLAIN(cuDeviceGetCount, cuDeviceGetCount) PLAIN(cuCtxCreate, cuCtxCreate_v2) \
+    PLAIN(cuDeviceGetCount, cuDeviceGetCount) PLAIN(cuDeviceGetUuid, cuDeviceGetUuid_v2) \
+    PLAIN(cuMemGetInfo, cuMemGetInfo_v2) PLAIN(cuCtxCreate, cuCtxCreate_v2) \
     PLAIN(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain) PLAIN(cuCtxSetCurrent, cuCtxSetCurrent) \
     PLAIN(cuCtxGetCurrent, cuCtxGetCurrent) PLAIN(cuModuleLoadData, cuModuleLoadData) \
     PLAIN(cuModuleLoadDataEx, cuModuleLoadDataEx) PLAIN(cuModuleLoadFatBinary, cuModuleLoadFatBinary) \

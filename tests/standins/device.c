@@ -74,6 +74,8 @@ void device_open(void)
         return;
     launch_latency_ns = (uint64_t)env_number("KDIFF_STANDIN_LATENCY_NS", 4000);
     queue_depth = (uint64_t)env_number("KDIFF_STANDIN_QUEUE", 1024);
+    /* The exit of a child takes the lock. */
+    pthread_atfork(device_lock, device_unlock, device_unlock);
     pthread_key_create(&own_stream_key, free_own_stream);
     stream_init(&legacy, false);
 }

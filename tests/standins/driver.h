@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "cuda_abi.h"
+#include "observer.h"
 #include "truth.h"
 
 /* ---- small helpers ---- */
@@ -82,6 +83,15 @@ struct launch {
 
 uint32_t graph_capture(struct graph *graph, struct kernel *kernel, const struct launch *launch);
 uint32_t graph_node_count(const struct graph *graph);
+
+/* ---- profiling: observe.c ---- */
+
+void injection_load(void);
+uint32_t observe_call(void); /* the call's correlation id; 0 while nobody observes */
+/* With the device lock held; false if nobody observes any more. */
+bool observe_execution(uint32_t correlation, const struct kernel *kernel, const struct launch *launch,
+                       const struct stream *stream, uint64_t start, uint64_t end, uint32_t graph, uint32_t node);
+void observe_launched(uint32_t correlation); /* as the call ends, no lock held */
 
 /* ---- contexts: context.c ---- */
 

@@ -56,7 +56,8 @@ uint32_t graph_node_count(const struct graph *graph)
 }
 
 static void record_node(enum truth_api api, uint64_t call, uint64_t start, uint64_t end,
-                        const struct graph *graph, uint32_t place, CUstream handle, const struct stream *stream)
+                        const struct graph *graph, uint32_t place, CUstream handle, const struct stream *stream,
+                        uint32_t correlation)
 {
     struct truth_record *record = truth_add(TRUTH_GRAPH_NODE, api);
     if (!record)
@@ -76,6 +77,7 @@ static void record_node(enum truth_api api, uint64_t call, uint64_t start, uint6
     record->module = node->kernel->module_id;
     record->queue = stream->number;
     record->factor = (float)node->kernel->factor;
+    record->correlation = correlation;
 }
 
 static CUresult graph_launch(enum truth_api api, CUgraphExec exec, CUstream handle, bool per_thread)
@@ -84,6 +86,8 @@ static CUresult graph_launch(enum truth_api api, CUgraphExec exec, CUstream hand
     CUresult status = context_check();
     if (status != CUDA_SUCCESS)
         return status;
+    uint32_t correlation = observe_call();
+    bool observed = false;
     struct graph *graph = exec;
     device_lock();
     struct stream *stream = stream_resolve(handle, per_thread);
@@ -99,7 +103,9 @@ static CUresult graph_launch(enum truth_api api, CUgraphExec exec, CUstream hand
             end = start + duration;
             if (i == 0)
                 first_start = start;
-            record_node(api, call, start, end, graph, i, handle, stream);
+            observed = observe_execution(correlation, graph->nodes[i].kernel, &graph->nodes[i].launch, stream, start,
+                                         end, graph->id, i);
+            record_node(api, call, start, end, graph, i, handle, stream, observed ? correlation : 0);
         }
         device_queued(stream);
     }
@@ -113,9 +119,11 @@ static CUresult graph_launch(enum truth_api api, CUgraphExec exec, CUstream hand
         record->status = status;
         record->graph = status == CUDA_SUCCESS ? graph->id : 0;
         record->queue = stream ? stream->number : 0;
+        record->correlation = observed ? correlation : 0;
         record->return_ns = now_ns();
     }
     device_unlock();
+    observe_launched(correlation);
     return status;
 }
 

@@ -21,6 +21,8 @@ static CUresult launch_kernel(enum truth_api api, const struct launch *launch)
     CUresult status = context_check();
     if (status != CUDA_SUCCESS)
         return status;
+    uint32_t correlation = observe_call();
+    bool observed = false;
     uint64_t start = 0, end = 0;
     uint32_t graph = 0, node = 0;
     device_lock();
@@ -42,6 +44,7 @@ static CUresult launch_kernel(enum truth_api api, const struct launch *launch)
             start = device_run(stream, now, duration);
             end = start + duration;
             device_queued(stream);
+            observed = observe_execution(correlation, kernel, launch, stream, start, end, 0, 0);
         } else {
             status = CUDA_ERROR_INVALID_HANDLE;
         }
@@ -66,9 +69,11 @@ static CUresult launch_kernel(enum truth_api api, const struct launch *launch)
         record->queue = stream ? stream->number : 0;
         record->factor = kernel ? (float)kernel->factor : 1;
         record->flags = graph ? TRUTH_CAPTURED : 0;
+        record->correlation = observed ? correlation : 0;
         record->return_ns = now_ns();
     }
     device_unlock();
+    observe_launched(correlation);
     return status;
 }
 

@@ -5,7 +5,9 @@ The C sources beside this file are built with gcc alone into `build/`:
 - `libcuda.so.1`, a driver with the real ABI whose device is a discrete-event simulation in real time;
 - `libcudart.so.13`, `other/libcudart.so.12` and `libcudart_static.a`, a runtime on top of it;
 - `workload` (linked with the runtime), `workload-static`, `workload-static-stripped` (with the static one) and
-  `workload-dlopen` (with none; opens one by path).
+  `workload-dlopen` (with none; opens one by path);
+- `libcupti.so.13` and `libcupti.so.12`, profiling libraries of two versions, whose records are of the driver's kernels;
+- `libprofiler.so`, `libprofiler-now.so`, `libprofiler-dlsym.so`, users of CUPTI that the workload opens.
 
 The driver writes what really happened to a truth file, which `load_truth` reads.
 
@@ -16,6 +18,17 @@ The driver's environment variables, all `KDIFF_STANDIN_...`, take effect at `cuI
 - `LATENCY_NS` (4000): from the launch call to the start on an idle device;
 - `QUEUE` (1024): launches that a stream holds before the next call blocks; 0 is no limit;
 - `TRUTH`: the truth file; `TRUTH_RECORDS` (16 Mi): its room.
+
+Those of CUPTI, all `KDIFF_STANDIN_CUPTI_...`, take effect as it is loaded:
+
+- `OFFSET_NS`, `DRIFT_PPB` (20000): its clock is CLOCK_MONOTONIC * (1 + drift) + offset, as `cupti_ns` computes;
+- `LAYOUT`: `unknown` is a version of the future with records of its own, `stride` has records 8 bytes longer than
+  those of the version that it says it is;
+- `FAIL`: `cuptiActivityEnable=14` makes that function fail with that error, `...=14@3` from its third call on;
+- `ZERO_EVERY`, `REVERSED_EVERY`, `DROP_EVERY`: each n-th record has no times, has them reversed, is dropped;
+- `ENABLE_MS`, `FLUSH_MS`, `LAUNCH_NS`: added to enabling, to flushing, to each launch while enabled;
+- `STRICT`: registering callbacks while others' are in use ends the process;
+- `LOG`: a file that each call is written to, which `load_calls` reads.
 
 A truth file costs 150 ns a launch in /dev/shm and 400 ns on a disk: leave it out when timing.
 """
@@ -72,9 +85,14 @@ DRIVER_SOURCES = (
     "launch.c",
     "streams.c",
     "graphs.c",
+    "observe.c",
 )
 RUNTIME_SOURCES = ("runtime.c", "runtime_calls.c")
-WORKLOAD_SOURCES = ("workload.c", "workload_worker.c", "workload_options.c", "workload_kernels.c")
+WORKLOAD_SOURCES = ("workload.c", "workload_worker.c", "workload_options.c", "workload_kernels.c", "workload_events.c")
+CUPTI_SOURCES = ("cupti.c", "cupti_buffers.c")
+# CUPTI_VERSION and the size of its kernel records: CUpti_ActivityKernel10, CUpti_ActivityKernel9.
+CUPTIS = {"libcupti.so.13": (130001, 216), "libcupti.so.12": (24, 208)}
+GPU_UUID = b"kdiff stand-in 0"
 
 
 @dataclass(frozen=True)
@@ -123,6 +141,31 @@ class Standins:
         """The program linked with no runtime: `--api driver`, or `--runtime PATH`."""
         return self.build / "workload-dlopen"
 
+    @property
+    def cupti(self) -> Path:
+        """The profiling library of CUDA 13."""
+        return self.build / "libcupti.so.13"
+
+    @property
+    def cupti12(self) -> Path:
+        """That of CUDA 12, whose records are shorter."""
+        return self.build / "libcupti.so.12"
+
+    @property
+    def profiler(self) -> Path:
+        """A user of CUPTI that is linked with it, its calls bound as they are first made."""
+        return self.build / "libprofiler.so"
+
+    @property
+    def profiler_now(self) -> Path:
+        """The same, bound when it is loaded and read-only from then on."""
+        return self.build / "libprofiler-now.so"
+
+    @property
+    def profiler_dlsym(self) -> Path:
+        """The same, which opens CUPTI by name and looks its functions up."""
+        return self.build / "libprofiler-dlsym.so"
+
     def outputs(self) -> tuple[Path, ...]:
         """Every file that a build makes."""
         return (
@@ -134,6 +177,11 @@ class Standins:
             self.workload_static,
             self.workload_static_stripped,
             self.workload_dlopen,
+            self.cupti,
+            self.cupti12,
+            self.profiler,
+            self.profiler_now,
+            self.profiler_dlsym,
         )
 
 
@@ -171,6 +219,15 @@ def _compile(into: Path, extra_cflags: Sequence[str]) -> None:
     for library, runpath in ((made.runtime, "$ORIGIN"), (made.other_runtime, "$ORIGIN:$ORIGIN/..")):
         soname = f"-Wl,-soname,{library.name}"
         _run(*shared, "-shared", soname, f"-Wl,-rpath,{runpath}", "-o", library, *RUNTIME_SOURCES)
+
+    for name, (version, record_bytes) in CUPTIS.items():
+        macros = [f"-DCUPTI_VERSION={version}", f"-DCUPTI_RECORD_BYTES={record_bytes}"]
+        soname = [f"-Wl,-soname,{name}", "-Wl,--default-symver"]
+        _run(*shared, *macros, "-shared", *soname, "-o", into / name, *CUPTI_SOURCES)
+    linked = ["-Wl,-rpath,$ORIGIN", "profiler.c", made.cupti]
+    _run(*shared, "-shared", "-Wl,-z,lazy", "-o", made.profiler, *linked)
+    _run(*shared, "-shared", "-Wl,-z,now,-z,relro", "-fno-plt", "-o", made.profiler_now, *linked)
+    _run(*shared, "-shared", "-DPROFILER_DLSYM", "-o", made.profiler_dlsym, "profiler.c")
 
     objects = []
     for source in RUNTIME_SOURCES:
@@ -321,7 +378,7 @@ RECORD_DTYPE = np.dtype(
         ("kind", "u1"),
         ("api", "u1"),
         ("flags", "u2"),
-        ("reserved", "u4"),
+        ("correlation", "u4"),
     ]
 )
 
@@ -387,6 +444,35 @@ def load_truth(path: Path) -> Truth:
         lost=int(header["lost"][0]),
         realtime_minus_monotonic_ns=int(header["realtime_minus_monotonic_ns"][0]),
     )
+
+
+# ---- CUPTI's clock and calls ----
+
+
+def cupti_ns(monotonic_ns: int, offset_ns: int = 1_700_000_000_000_000_007, drift_ppb: int = 20_000) -> int:
+    """What the clock of the stand-in CUPTI shows at a time of CLOCK_MONOTONIC."""
+    return offset_ns + monotonic_ns + monotonic_ns * drift_ppb // 10**9
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a function of CUPTI: when it ended, its first number, its result."""
+
+    at_ns: int
+    pid: int
+    tid: int
+    version: int
+    function: str
+    argument: int
+    result: int
+
+
+def load_calls(path: Path) -> list[Call]:
+    """Read the log of calls; none if the library was never called."""
+    if not path.exists():
+        return []
+    rows = [line.split() for line in path.read_text().splitlines()]
+    return [Call(*map(int, row[:4]), row[4], int(row[5]), int(row[6])) for row in rows]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

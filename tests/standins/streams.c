@@ -16,6 +16,7 @@ struct event {
 static void sync_until(enum truth_api api, uint64_t call, uint64_t end, CUstream stream, uint32_t queue,
                        CUresult status)
 {
+    observe_call();
     if (status == CUDA_SUCCESS)
         wait_until(end);
     if (!truth_on)

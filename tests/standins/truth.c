@@ -76,6 +76,11 @@ int truth_name(const char *name)
     return (int)name_count - 1;
 }
 
+const char *truth_name_text(int line)
+{
+    return names[line];
+}
+
 void truth_open(void)
 {
     const char *path = getenv("KDIFF_STANDIN_TRUTH");

@@ -64,7 +64,7 @@ struct truth_record {
     float factor;    /* slowdown in force */
     uint8_t kind, api;
     uint16_t flags;
-    uint32_t reserved;
+    uint32_t correlation; /* CUPTI's number of the call; 0: what it ran was not observed */
 };
 
 _Static_assert(sizeof(struct truth_header) == 64, "truth_header");
@@ -75,6 +75,7 @@ extern bool truth_on;
 /* Call all of these with the device lock held. */
 void truth_open(void);
 int truth_name(const char *name); /* the name's line, the same for the same name */
+const char *truth_name_text(int line);
 struct truth_record *truth_add(enum truth_kind kind, enum truth_api api); /* NULL if off or full */
 
 #endif

@@ -143,12 +143,16 @@ static void print_rate(const struct worker *workers, double seconds)
            sum.launched ? thread_ns / (double)sum.launched : 0, seconds);
     for (int api = 0; api < API_COUNT; api++)
         printf("%s\"%s\": %llu", api ? ", " : "", names[api], (unsigned long long)sum.by_api[api]);
-    puts("}}");
+    printf("}");
+    events_print();
+    puts("}");
 }
 
 static void load(void)
 {
     pause_for(options.dlopen_after);
+    if (options.profiler_first)
+        profiler_open();
     cuda_open();
     kernels_load();
     pick_kernel_prepare();
@@ -171,6 +175,7 @@ static void load(void)
     bool timed = options.duration > 0 || options.change_count;
     if (timed && pthread_create(&clock, NULL, clock_main, &begin) != 0)
         fail("cannot start a thread");
+    events_start(&begin);
     pthread_barrier_wait(&may_go);
     for (unsigned i = 0; i < options.threads; i++)
         pthread_join(workers[i].thread, NULL);
@@ -182,6 +187,7 @@ static void load(void)
         pthread_mutex_unlock(&end_lock);
         pthread_join(clock, NULL);
     }
+    events_join();
     pause_for(options.wait_after);
     kernels_unload();
     if (options.print_rate)

@@ -133,11 +133,25 @@ struct change {
     bool done;
 };
 
+enum event_kind { EVENT_PROFILE, EVENT_FORK, EVENT_DLCLOSE, EVENT_END };
+
+struct event {
+    enum event_kind kind;
+    double second, length;
+    uint64_t launches;
+    const char *how;
+};
+
 struct options {
     struct kernel *kernels;
     size_t kernel_count;
     struct change *changes;
     size_t change_count;
+    struct event *events;
+    size_t event_count;
+    const char *profiler;
+    int manners; /* enum profiler_manners */
+    bool profiler_first;
     bool launches_given, syncs_given;
     uint64_t launches, sync_every, syncs;
     enum sync_kind sync_kind;
@@ -205,6 +219,13 @@ static inline uint64_t now_ns(void)
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
+
+/* ---- what happens meanwhile: workload_events.c ---- */
+
+void profiler_open(void);
+void events_start(uint64_t *begin);
+void events_join(void);
+void events_print(void);
 
 void pause_until(uint64_t ns); /* or until told to stop */
 void pick_kernel_prepare(void);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "profiler.h"
 #include "workload.h"
 
 struct options options = {.threads = 1, .seed = 1};
@@ -45,6 +46,13 @@ static const char help[] =
     "Graphs:\n"
     "  --graph K           each thread captures K launches into a graph; --launches then counts its replays\n"
     "  --capture K         each thread first captures K launches into a graph that is thrown away\n"
+    "\n"
+    "Meanwhile (seconds count from the first launch; events happen in the order given):\n"
+    "  --profile AT:FOR:LAUNCHES  a profiler session that launches a kernel of its own, on a stream of its own\n"
+    "  --profiler PATH     the profiler library            --profiler-first  opened before CUDA, not at its first use\n"
+    "  --manners NAME      with CUPTI's subscription: keep (default), give, finalize, bare\n"
+    "  --fork-at S         a child that only exits         --dlclose-at S    the injected library is closed\n"
+    "  --end-at S:HOW      exit, _exit, term, kill or abort\n"
     "\n"
     "Process:\n"
     "  --fork              run the load in a child process\n"
@@ -158,6 +166,35 @@ static void add_change(const char *spec, bool swap)
     options.changes[options.change_count++] = change;
 }
 
+static void add_event(enum event_kind kind, const char *spec)
+{
+    static const char *const what[] = {"--profile", "--fork-at", "--dlclose-at", "--end-at"};
+    struct event event = {.kind = kind};
+    char *rest = strdup(spec);
+    event.second = number(strsep(&rest, ":"), what[kind]);
+    if (kind == EVENT_PROFILE) {
+        if (!rest || !strchr(rest, ':'))
+            fail("--profile: AT:FOR:LAUNCHES is needed: %s", spec);
+        event.length = number(strsep(&rest, ":"), what[kind]);
+        event.launches = count(rest, what[kind]);
+    } else if (kind == EVENT_END) {
+        if (!rest)
+            fail("--end-at: S:HOW is needed: %s", spec);
+        event.how = rest;
+    }
+    options.events = realloc(options.events, (options.event_count + 1) * sizeof event);
+    options.events[options.event_count++] = event;
+}
+
+static int parse_manners(const char *text)
+{
+    static const char *const names[] = {"keep", "give", "finalize", "bare"};
+    for (int i = 0; i <= PROFILER_BARE; i++)
+        if (strcmp(text, names[i]) == 0)
+            return i;
+    fail("--manners: not one of keep, give, finalize, bare: %s", text);
+}
+
 static enum api parse_api(const char *text)
 {
     static const char *const names[] = {"runtime", "driver", "runtime-ex", "driver-ex", "mixed"};
@@ -207,6 +244,13 @@ static void lengthen_names(void)
     VALUE("name-length", options.name_length = count(optarg, "--name-length")) \
     VALUE("graph", options.graph = count(optarg, "--graph")) \
     VALUE("capture", options.capture = count(optarg, "--capture")) \
+    VALUE("profile", add_event(EVENT_PROFILE, optarg)) \
+    VALUE("fork-at", add_event(EVENT_FORK, optarg)) \
+    VALUE("dlclose-at", add_event(EVENT_DLCLOSE, optarg)) \
+    VALUE("end-at", add_event(EVENT_END, optarg)) \
+    VALUE("profiler", options.profiler = optarg) \
+    FLAG("profiler-first", options.profiler_first = true) \
+    VALUE("manners", options.manners = parse_manners(optarg)) \
     FLAG("fork", options.fork = true) \
     VALUE("runtime", options.runtime_path = optarg) \
     VALUE("dlopen-after", options.dlopen_after = number(optarg, "--dlopen-after")) \
