@@ -28,7 +28,15 @@ _FLAGS: Final = (
     "-Wall",
     "-Wextra",
 )
-_LINK: Final = ("-ldl", "-Wl,--build-id=sha1", "-Wl,-z,now", "-Wl,-z,relro", f"-Wl,-soname,{NAME}")
+_LINK: Final = (
+    "-Wl,--no-as-needed",
+    "-ldl",
+    "-lpthread",
+    "-Wl,--build-id=sha1",
+    "-Wl,-z,now",
+    "-Wl,-z,relro",
+    f"-Wl,-soname,{NAME}",
+)
 
 
 class DeviceLibraryError(Exception):
@@ -80,7 +88,7 @@ def _build(sources: Path, header: str, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".making-") as work:
         (Path(work) / "device_wire.h").write_text(header)
         made = Path(work) / NAME
-        command = [compiler, *_FLAGS, f"-I{work}", f"-I{sources}", "-o", str(made)]
+        command = [compiler, *_FLAGS, f"-I{work}", f"-I{sources}", "-include", "portable.h", "-o", str(made)]
         command += [str(path) for path in sorted(sources.glob("*.c"))] + list(_LINK)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:

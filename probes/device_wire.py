@@ -32,7 +32,8 @@ class Block(IntEnum):
 
 
 class State(IntEnum):
-    """What the library is doing, in STATE records: one as it changes, and one in each period."""
+    """What the library is doing, in STATE records: one as it changes, one for each skipped window, and from WAITING on
+    again when an agent comes."""
 
     WAITING = 0  # for its first window
     WORKING = 1  # windows open when they are due

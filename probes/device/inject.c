@@ -9,7 +9,6 @@
  * KDIFF_DEVICE_CUPTI    the libcupti to use
  */
 #include <dlfcn.h>
-#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -27,7 +26,7 @@
 enum {
     SLICE_MS = 10,  /* in a window: how soon a module loaded in it is seen */
     IDLE_MS = 200,  /* between looks for a listener */
-    RECORD_NS = 350, /* what one record adds to the program, measured: see docs/costs.md */
+    RECORD_NS = 500, /* what one record adds to the program, measured: see docs/costs.md */
 };
 
 static u64 window_ms = 1000, period_ms = 10000;

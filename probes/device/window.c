@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "window.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +16,7 @@ enum {
     MOST_BUFFERS = 96,        /* 24 MiB of host memory */
     DEVICE_BUFFERS = 8,       /* of CUPTI's 3.2 MB each, a context: GPU memory */
     GRACE_MS = 300,           /* for kernels that run as a window closes */
+    GRACE_STEP_MS = 5,
 };
 
 /* Recursive: a user of CUPTI may begin from inside one of CUPTI's callbacks. */
@@ -32,7 +32,7 @@ static size_t buffer_limit_before;
 static char reason[160];
 static const char *broken;
 
-u64 now_ns(void)
+static u64 now_ns(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -238,26 +238,27 @@ static void sleep_ms(long ms)
     nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
 }
 
-/* New launches are not collected from here on; those that run get their times while `grace_ms` lasts. */
-static void close_window(u32 ended, long grace_ms)
+/* New launches are not collected from here on; those that run may still get their times. */
+static void stop_collecting(u32 ended)
 {
-    u64 began = now_ns();
     window.ended = ended;
-    window.closed_ns = began;
+    window.closed_ns = now_ns();
     cupti->disable(KIND_CONCURRENT_KERNEL);
     cupti->flush_all(0);
-    u64 waited = 0;
-    while (with_cupti > 0 && waited < (u64)grace_ms) {
-        sleep_ms(5);
-        waited += 5;
-        cupti->flush_all(0);
-    }
+    window.inside_ns += now_ns() - window.closed_ns;
+}
+
+static void close_window(u32 ended)
+{
+    if (!window.closed_ns)
+        stop_collecting(ended);
+    u64 began = now_ns();
     cupti->flush_all(FLUSH_FORCED);
     count_dropped();
     read_clocks(&window.host_close_ns, &window.device_close_ns);
     give_cupti_back();
     open = false;
-    window.inside_ns += now_ns() - began - waited * 1000000;
+    window.inside_ns += now_ns() - began;
 }
 
 enum window_result window_open(struct cupti *which)
@@ -334,8 +335,20 @@ void window_turn(u32 skipped)
 void window_end(u32 ended, u32 skipped)
 {
     window_lock();
+    if (open && !window.closed_ns)
+        stop_collecting(ended);
+    window_unlock();
+    /* Nobody waits for the lock meanwhile: not a fork, and not another user of CUPTI, who closes the window then. */
+    for (int waited = 0; open && with_cupti > 0 && waited < GRACE_MS && ended != ENDED_EXIT; waited += GRACE_STEP_MS) {
+        sleep_ms(GRACE_STEP_MS);
+        window_lock();
+        if (open)
+            cupti->flush_all(0);
+        window_unlock();
+    }
+    window_lock();
     if (open)
-        close_window(ended, ended == ENDED_EXIT ? 0 : GRACE_MS);
+        close_window(ended);
     window.skipped = skipped;
     window_unlock();
     window_drain();
@@ -349,16 +362,6 @@ void window_lock(void)
     pthread_mutex_lock(&lock);
 }
 
-bool window_try_lock(long milliseconds)
-{
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    u64 ns = (u64)until.tv_nsec + (u64)milliseconds * 1000000;
-    until.tv_sec += (time_t)(ns / 1000000000);
-    until.tv_nsec = (long)(ns % 1000000000);
-    return pthread_mutex_timedlock(&lock, &until) == 0;
-}
-
 void window_unlock(void)
 {
     pthread_mutex_unlock(&lock);
@@ -368,7 +371,7 @@ void hooks_enter(void)
 {
     window_lock();
     if (open)
-        close_window(ENDED_YIELDED, 0);
+        close_window(ENDED_YIELDED);
 }
 
 void hooks_leave(void)

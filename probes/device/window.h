@@ -16,7 +16,6 @@ void window_turn(u32 skipped);  /* one window ends and the next begins, without 
 void window_end(u32 ended, u32 skipped); /* also after another thread closed it: hands over the rest */
 const char *window_broken(void); /* NULL unless records are not what their version says: nothing may be read again */
 
-/* For fork and exit. */
+/* For fork. */
 void window_lock(void);
-bool window_try_lock(long milliseconds);
 void window_unlock(void);
