@@ -10,6 +10,7 @@
 #include "cupti_internal.h"
 
 #define BUFFER_SIZE_ATTRIBUTE 0
+#define BUFFER_LIMIT_ATTRIBUTE 2
 #define DEVICE_BUFFER_BYTES (8ull << 20)
 
 struct settings settings = {.version = CUPTI_VERSION, .record_bytes = CUPTI_RECORD_BYTES};
@@ -29,7 +30,10 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of what is enabled; 
 static bool enabled[CUPTI_ACTIVITY_KINDS];
 static int64_t memory_taken;
 static void *own_subscription; /* the last */
-static uint64_t attributes[CUPTI_ACTIVITY_ATTRIBUTES] = {[BUFFER_SIZE_ATTRIBUTE] = DEVICE_BUFFER_BYTES};
+static uint64_t attributes[CUPTI_ACTIVITY_ATTRIBUTES] = {
+    [BUFFER_SIZE_ATTRIBUTE] = DEVICE_BUFFER_BYTES,
+    [BUFFER_LIMIT_ATTRIBUTE] = 250,
+};
 
 /* ---- settings ---- */
 
@@ -325,7 +329,7 @@ EXPORT CUptiResult cuptiActivitySetAttribute(int attribute, size_t *size, void *
         attributes[attribute] = 0;
         memcpy(&attributes[attribute], value, *size);
     }
-    return logged("cuptiActivitySetAttribute", (uint64_t)attribute, result);
+    return logged("cuptiActivitySetAttribute", attributes[attribute], result);
 }
 
 EXPORT CUptiResult cuptiFinalize(void)

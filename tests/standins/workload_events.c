@@ -98,7 +98,8 @@ static void fork_child(void)
 /* As often as the driver and this have opened it. */
 static void close_injected(void)
 {
-    void *library = dlopen(getenv("CUDA_INJECTION64_PATH"), RTLD_NOW | RTLD_NOLOAD);
+    const char *path = getenv("KDIFF_STANDIN_LISTEN_LIBRARY");
+    void *library = dlopen(path ? path : getenv("CUDA_INJECTION64_PATH"), RTLD_NOW | RTLD_NOLOAD);
     if (!library)
         fail("%s", dlerror());
     dlclose(library);
