@@ -84,6 +84,10 @@ def compare_command(
         typer.Option("--map", metavar="OLD=NEW", help="Compare OLD before with NEW after (repeat)."),
     ] = None,
     output: Annotated[FormatName, typer.Option("--format", help="Output format.")] = FormatName.TABLE,
+    all_metrics: Annotated[
+        bool,
+        typer.Option("--all-metrics", help="Show what is not judged of kernels that pass, too."),
+    ] = False,
     on_undecided: Annotated[
         Undecided | None, typer.Option("--on-undecided", help="Exit 0 or 1 where 3 would say undecided.")
     ] = None,
@@ -111,10 +115,7 @@ def compare_command(
         "tolerance": arguments.share("--tolerance", tolerance),
         "quantile": arguments.quantile(quantile),
     }
-    shares = {
-        "max_loss": arguments.share("--max-loss", max_loss),
-        "max_unjudged": arguments.share("--max-unjudged", max_unjudged),
-    }
+    losses = arguments.share("--max-loss", max_loss), arguments.share("--max-unjudged", max_unjudged)
     now_ns = time.time_ns()
     length_ns = timespec.parse_length(window)
     specs = {
@@ -133,7 +134,9 @@ def compare_command(
         renames=renames or (),
         on_undecided=on_undecided.value if on_undecided else None,
         unpaired=unpaired.value,
-        **shares,
+        all_metrics=all_metrics or output is FormatName.JSON,
+        max_loss=losses[0],
+        max_unjudged=losses[1],
     )
     with _stores() as open_once:
         evidence = {side: _evidence(spec, store, service, open_once) for side, spec in specs.items()}

@@ -8,12 +8,13 @@ from typing import Final, Literal
 
 import numpy as np
 
+from kdiff.analysis import recorded
 from kdiff.analysis.evidence import GRAPHS, Counts, Evidence, Recording, holdings
 from kdiff.analysis.interval import Sample
 from kdiff.analysis.measure import NO_DEVICE_TIME, MetricChoice, Plan, choose, gather
 from kdiff.analysis.pairing import pair_kernels, show
 from kdiff.analysis.quantiles import rank
-from kdiff.analysis.rare import find_rare
+from kdiff.analysis.rare import Exposure, find_rare
 from kdiff.analysis.report import (
     EXIT_OK,
     EXIT_REGRESSED,
@@ -21,14 +22,11 @@ from kdiff.analysis.report import (
     KernelReport,
     RareKernel,
     Report,
-    WindowReport,
-    quantile_name,
 )
+from kdiff.analysis.side_by_side import others
 from kdiff.analysis.verdict import Judgement, Policy, Verdict, judge_all, overall, values_needed
 from kdiff.queries.errors import KdiffError
 
-MIN_COVERAGE: Final = 0.9
-"""Below this share of a window recorded, the reader is warned."""
 MIN_ISOLATED_SHARE: Final = 0.1
 """Isolated launches that are a smaller share of a kernel's launches do not speak for the kernel."""
 
@@ -46,6 +44,7 @@ _ORDER: Final = {
         )
     )
 }
+_FINE: Final = (Verdict.PASS, Verdict.IMPROVED, Verdict.NEW, Verdict.GONE)
 _MEANING: Final[dict[str, str]] = {
     "completion": "Judged by completion, launch to the sync that proves it finished: launches that share a sync share "
     "its end, so a change may be another kernel's.",
@@ -65,6 +64,7 @@ class Options:
         renames: "old=new" pairs.
         on_undecided: what exit code an undecided run gets; None is 3.
         unpaired: whether a kernel gone and another new leave the run undecided.
+        all_metrics: read the measures beside the judged one of every kernel, not only of those that do not pass.
     """
 
     metric: MetricChoice = "auto"
@@ -75,6 +75,7 @@ class Options:
     renames: Sequence[str] = ()
     on_undecided: Literal["pass", "fail"] | None = None
     unpaired: Literal["undecided", "ignore"] = "undecided"
+    all_metrics: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,24 +98,31 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
     pairing = pair_kernels(census["before"], census["after"], options.renames, options.patterns)
     every = choose(pairing.pairs, options.metric)
     needed = values_needed(options.policy.quantile)
-    rare = find_rare(every, pairing.named, options.metric, needed, options.max_unjudged)
+    exposure = Exposure(
+        (_recorded_ns(before, recordings["before"]), _recorded_ns(after, recordings["after"])),
+        (before.device.covered_ns, after.device.covered_ns),
+    )
+    rare = find_rare(every, pairing.named, options.metric, needed, options.max_unjudged, exposure)
     plans = [plan for index, plan in enumerate(every) if index not in rare.plans]
     samples = gather(before, after, plans)
     judgements = judge_all(samples, options.policy)
-    unjudged = _information(before, after, plans, options.policy)
     with_syncs = any(plan.metric in ("completion", "graph") for plan in plans)
     losses = {side: recording.loss(with_syncs) for side, recording in recordings.items()}
-    lossy = _lossy(losses, options.max_loss)
+    lossy = recorded.lossy(losses, options.max_loss)
+    device_lossy = recorded.lossy_device(sides, options.max_loss) if _any_device(plans) else []
     rows = []
     for index, plan in enumerate(plans):
         row = _row(plan, judgements[index], samples[index], options)
-        if index in unjudged:
-            row = replace(row, reasons=(*row.reasons, unjudged[index]))
-        if lossy:
-            row = replace(row, verdict=Verdict.INCONCLUSIVE, reasons=(lossy[0], *row.reasons))
+        why = lossy or (device_lossy if plan.metric == "device" and plan.in_both else [])
+        if why:
+            row = replace(row, verdict=Verdict.INCONCLUSIVE, reasons=(*why, *row.reasons))
         rows.append(row)
+    del samples
+    chosen = [i for i, row in enumerate(rows) if options.all_metrics or row.verdict not in _FINE]
+    for index, measures in others(before, after, plans, chosen, options.policy).items():
+        rows[index] = replace(rows[index], others=measures)
     rows.sort(key=lambda row: (_ORDER[row.verdict], -(row.ratio or 0.0), row.kernel))
-    verdict, cause = _decide(rows, lossy, options)
+    verdict, cause = _decide(rows, lossy, device_lossy, options)
     metrics = {plan.metric for plan in plans if plan.metric}
     return Report(
         verdict=verdict,
@@ -123,8 +131,8 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
         tolerance=options.policy.tolerance,
         quantile=options.policy.quantile,
         metric="mixed" if len(metrics) > 1 else next(iter(metrics), "none"),
-        before=_window(before, census["before"], recordings["before"], losses["before"]),
-        after=_window(after, census["after"], recordings["after"], losses["after"]),
+        before=recorded.window_report(before, census["before"], recordings["before"], losses["before"]),
+        after=recorded.window_report(after, census["after"], recordings["after"], losses["after"]),
         kernels=tuple(rows),
         rare=tuple(
             RareKernel(every[i].pair.kernel, every[i].size(every[i].pair.before), every[i].size(every[i].pair.after))
@@ -132,27 +140,9 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
         ),
         rare_launches=rare.launches,
         rare_time=rare.time,
-        notes=(*lossy, *_notes(plans, census, options)),
-        warnings=(*pairing.warnings, *_recording_warnings(sides, recordings), *_store_warnings(before, after)),
+        notes=(*lossy, *device_lossy, *_notes(plans, census, options)),
+        warnings=(*pairing.warnings, *recorded.warnings(sides, recordings)),
     )
-
-
-def _information(before: Evidence, after: Evidence, plans: Sequence[Plan], policy: Policy) -> dict[int, str]:
-    """Whether what the host saw of kernels without device time moved: no verdict, but worth knowing."""
-    bound = {i: replace(p, metric="completion") for i, p in enumerate(plans) if p.why and p.pair.kernel != GRAPHS}
-    order = list(bound)
-    samples = gather(before, after, list(bound.values()))
-    text = {}
-    for place, judgement in judge_all(samples, policy).items():
-        if judgement.ratio is None or judgement.ci is None:
-            continue
-        low, high = judgement.ci
-        moved = "moved" if low > 1.0 or high < 1.0 else "is within its noise"
-        text[order[place]] = (
-            f"The completion of its batches {moved}: "
-            f"{quantile_name(policy.quantile)} x{judgement.ratio:.3f} [{low:.3f}, {high:.3f}]."
-        )
-    return text
 
 
 def _row(
@@ -160,7 +150,7 @@ def _row(
 ) -> KernelReport:
     pair, verdict = plan.pair, judgement.verdict
     reasons = list(judgement.reasons)
-    one_sided = not (pair.in_before and pair.in_after)
+    one_sided = not plan.in_both
     if one_sided:
         # Presence is decided by launches, not by what happens to have a value.
         verdict = Verdict.NEW if pair.in_after else Verdict.GONE
@@ -191,6 +181,7 @@ def _row(
         p_regressed=judgement.p_regressed,
         margin=judgement.margin,
         reasons=tuple(reasons),
+        isolated=plan.isolated,
     )
 
 
@@ -230,7 +221,9 @@ def _left_out(plan: Plan) -> list[str]:
     return parts
 
 
-def _decide(rows: Sequence[KernelReport], lossy: Sequence[str], options: Options) -> tuple[Verdict, str]:
+def _decide(
+    rows: Sequence[KernelReport], lossy: Sequence[str], device_lossy: Sequence[str], options: Options
+) -> tuple[Verdict, str]:
     """The run's verdict, and why it is undecided where the kernels' verdicts do not say it."""
     if lossy:
         return Verdict.INCONCLUSIVE, lossy[0].rstrip(".")
@@ -250,6 +243,8 @@ def _decide(rows: Sequence[KernelReport], lossy: Sequence[str], options: Options
         return Verdict.INCONCLUSIVE, swapped or f"nothing ran in the {'before' if new else 'after'} window"
     if verdict is Verdict.PASS and swapped and options.unpaired == "undecided":
         return Verdict.INCONCLUSIVE, swapped
+    if verdict is Verdict.INCONCLUSIVE and device_lossy:
+        return verdict, device_lossy[0].rstrip(".")
     return verdict, ""
 
 
@@ -259,35 +254,6 @@ def _exit_code(verdict: Verdict, options: Options) -> int:
     if verdict is Verdict.PASS:
         return EXIT_OK
     return {"pass": EXIT_OK, "fail": EXIT_REGRESSED, None: EXIT_UNDECIDED}[options.on_undecided]
-
-
-def _lossy(losses: Mapping[str, float | None], limit: float) -> list[str]:
-    """One sentence for each window that lost too much to be judged."""
-    return [
-        f"The {side} window lost {100 * loss:.3g}% of its events (limit {100 * limit:g}%): no verdict; "
-        "raise the agent's buffer, or choose a window without the loss."
-        for side, loss in losses.items()
-        if loss is not None and loss > limit
-    ]
-
-
-def _window(evidence: Evidence, census: Mapping[str, Counts], recording: Recording, loss: float | None) -> WindowReport:
-    count, width = evidence.window.buckets()
-    total = sum(census.values(), Counts())
-    return WindowReport(
-        window=evidence.window,
-        store=evidence.store.name,
-        launches=total.launches,
-        executions=total.executions,
-        failed=total.failed,
-        captured=total.captured,
-        unresolved=total.unresolved,
-        lost=recording.lost,
-        loss=loss,
-        coverage=recording.coverage,
-        buckets=count,
-        bucket_ns=width,
-    )
 
 
 def _notes(plans: Sequence[Plan], census: Mapping[str, Mapping[str, Counts]], options: Options) -> list[str]:
@@ -302,31 +268,20 @@ def _notes(plans: Sequence[Plan], census: Mapping[str, Mapping[str, Counts]], op
         notes.append(_MEANING[options.metric])
     graphs = sum(counts[GRAPHS].launches for counts in census.values() if GRAPHS in counts)
     devices = all(any(c.executions for c in counts.values()) for counts in census.values())
-    if graphs and not devices and options.metric != "graph":
-        notes.append(f"The kernels inside {graphs:,} graph launches cannot be seen: device time was not recorded.")
+    if graphs and options.metric != "graph":
+        seen = "are judged by device time, under their own names" if devices else ""
+        unseen = "cannot be seen: device time was not recorded in both windows"
+        notes.append(f"The kernels inside {graphs:,} graph launches {seen or unseen}.")
     return notes
 
 
-def _recording_warnings(sides: Mapping[str, Evidence], recordings: Mapping[str, Recording]) -> list[str]:
-    warnings = []
-    for side, recording in recordings.items():
-        window = sides[side].window
-        if not recording.hosts:
-            warnings.append(f"no agent's account covers the {side} window {window.brief()}: what was lost is not known")
-            continue
-        if recording.coverage < MIN_COVERAGE:
-            warnings.append(f"only {recording.coverage:.0%} of the {side} window {window.brief()} was recorded")
-            continue
-        for host, coverage in recording.hosts.items():
-            if coverage < MIN_COVERAGE:
-                warnings.append(f"the host {show(host)} recorded only {coverage:.0%} of the {side} window")
-    return warnings
+def _any_device(plans: Sequence[Plan]) -> bool:
+    return any(plan.metric == "device" for plan in plans)
 
 
-def _store_warnings(before: Evidence, after: Evidence) -> list[str]:
-    if before.store is after.store:
-        return list(before.store.warnings)
-    return [*before.store.warnings, *after.store.warnings]
+def _recorded_ns(evidence: Evidence, recording: Recording) -> float:
+    """For how long calls were recorded; all of it where no agent says."""
+    return evidence.window.length_ns * (recording.coverage if recording.hosts else 1.0)
 
 
 def _value(sample: Sample | None, quantile: float) -> int | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, TypeVar
+from functools import cached_property
+from typing import Any, Final, Literal
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
+from kdiff.analysis.columns import column
+from kdiff.analysis.device import DeviceRecording, read_recording
 from kdiff.analysis.interval import Sample
 from kdiff.analysis.window import Window, covered_ns, utc_short
 from kdiff.queries.errors import KdiffError
@@ -34,7 +36,8 @@ _QUERIES: Final = {
 class Counts:
     """What one kernel did in one window, in launches; `*_ns` are sums of time.
 
-    `keys` stand for its names in the store: more than one after a rename.
+    `keys` stand for its names in the store: more than one after a rename. `executions` were timed on the device;
+    `device_runs` and `device_ns` are scaled to all of the time, each process's by the share of it that was timed.
     """
 
     keys: tuple[int, ...] = ()
@@ -45,15 +48,21 @@ class Counts:
     completions: int = 0
     isolated: int = 0
     timed: int = 0
-    executions: int = 0
-    device_ns: int = 0
     isolated_ns: int = 0
     launch_ns: int = 0
+    executions: int = 0
+    device_runs: float = 0.0
+    device_ns: float = 0.0
 
     @property
     def seen(self) -> int:
-        """How often it was launched, whatever came of it, or ran."""
+        """How often it was launched, whatever came of it, or was timed on the device."""
         return max(self.launches, self.executions)
+
+    @property
+    def runs(self) -> float:
+        """How often it was launched or ran in the whole window; an estimate where only a part of it was timed."""
+        return max(float(self.launches), self.device_runs)
 
     @property
     def ran(self) -> int:
@@ -61,8 +70,8 @@ class Counts:
         return max(self.launches - self.failed - self.captured, self.executions)
 
     def __add__(self, other: Counts) -> Counts:
-        sums = (getattr(self, name) + getattr(other, name) for name in _FIELDS)
-        return Counts(self.keys + other.keys, *sums)
+        sums = {name: getattr(self, name) + getattr(other, name) for name in _FIELDS}
+        return Counts(tuple(dict.fromkeys(self.keys + other.keys)), **sums)
 
     def available(self, metric: Metric, isolated: bool) -> int:
         """How many values of `metric` there are; `isolated` counts only launches alone between two syncs."""
@@ -90,9 +99,23 @@ class Recording:
         return max(self.lost_launches, self.lost_syncs) if with_syncs else self.lost_launches
 
 
-T = TypeVar("T", bound=np.generic)
+@dataclass(frozen=True, eq=False, slots=True)
+class Values:
+    """The values of one measure of one kernel in one window, and which are of isolated launches (None: not told)."""
+
+    sample: Sample
+    isolated: NDArray[np.bool_] | None = None
+
+    def choose(self, isolated: bool) -> Sample | None:
+        """All values, or those of isolated launches; None where there are none."""
+        sample = self.sample
+        if isolated and self.isolated is not None:
+            sample = Sample(sample.durations_ns[self.isolated], sample.bucket[self.isolated], sample.buckets)
+        return sample if sample.durations_ns.size else None
+
 
 _FIELDS: Final = tuple(f.name for f in fields(Counts) if f.name != "keys")
+_HOST_FIELDS: Final = tuple(name for name in _FIELDS if name not in ("executions", "device_runs", "device_ns"))
 
 
 class Evidence:
@@ -111,13 +134,42 @@ class Evidence:
 
     def census(self) -> dict[str, Counts]:
         """Counts by kernel name; launches of graphs under GRAPHS. Raises StoreError."""
-        rows = self.store.query("census", self._params).to_pylist()
         counts: dict[str, Counts] = {}
-        for row in rows:
+        for row in self.store.query("census", self._params).to_pylist():
             graph = row["kind"] == "graph_launch"
             name = GRAPHS if graph else row["kernel_name"] or UNNAMED
-            counts[name] = Counts((row["kernel_key"],), *(row[name] for name in _FIELDS))
+            counts[name] = Counts((row["kernel_key"],), **{field: row[field] for field in _HOST_FIELDS})
+        for row in self._executions:
+            scale = self.device.scale((row["host"], row["pid"]))
+            name = row["kernel_name"] or UNNAMED
+            ran = Counts(
+                (row["kernel_key"],),
+                executions=row["executions"],
+                device_runs=scale * row["executions"],
+                device_ns=scale * row["device_ns"],
+            )
+            counts[name] = counts.get(name, Counts()) + ran
         return counts
+
+    @cached_property
+    def _executions(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.store.query("census_device", self._params).to_pylist()
+        return rows
+
+    @cached_property
+    def processes(self) -> list[dict[str, Any]]:
+        """The processes that launched, rows of queries/sql/processes.sql. Raises StoreError."""
+        rows: list[dict[str, Any]] = self.store.query("processes", self._params).to_pylist()
+        return rows
+
+    @cached_property
+    def device(self) -> DeviceRecording:
+        """What the device timed of the window. Raises StoreError."""
+        windows = self.store.query("device_windows", self._params)
+        timed = sorted({(row["host"], row["pid"]) for row in self._executions})
+        # Whether other processes were timed matters only where any was.
+        processes = self.processes if windows.num_rows or timed else []
+        return read_recording(self.window, windows, processes, timed)
 
     def kernels(self) -> list[dict[str, Any]]:
         """Launches, average and p99 of each kernel, host side and device side, in ns. Raises StoreError."""
@@ -141,7 +193,7 @@ class Evidence:
         whole = {"from_ns": min(s for s, _ in everything), "to_ns": max(e for _, e in everything)}
         rows = self.store.query("event_counts", self._params | whole).to_pylist()
         kept = {row["kind"]: row["events"] for row in rows}
-        lost = {name: int(_column(health, f"lost_{name}", np.uint64).sum()) for name in ("launches", "syncs", "other")}
+        lost = {name: int(column(health, f"lost_{name}", np.uint64).sum()) for name in ("launches", "syncs", "other")}
         received = sum(count for kind, count in kept.items() if kind != "sync")
         length = self.window.length_ns
         return Recording(
@@ -152,7 +204,7 @@ class Evidence:
             hosts={host: covered_ns(self.window, its) / length for host, its in sorted(stretches.items())},
         )
 
-    def samples(self, metric: Metric, keys: Mapping[int, int], isolated: bool = False) -> dict[int, Sample]:
+    def values(self, metric: Metric, keys: Mapping[int, int]) -> dict[int, Values]:
         """The values of `metric` of the kernels in `keys` (kernel_key -> index), by index.
 
         Two keys with one index are one kernel. Raises StoreError.
@@ -160,23 +212,23 @@ class Evidence:
         if not keys:
             return {}
         buckets, width = self.window.buckets()
-        params = self._params | {"bucket_ns": width, "keys": sorted(keys)}
-        if metric in ("completion", "graph"):
-            params["batch_max"] = 1 if isolated else 0
-        table = self.store.query(_QUERIES[metric], params)
+        table = self.store.query(_QUERIES[metric], self._params | {"bucket_ns": width, "keys": sorted(keys)})
         if not table.num_rows:
             return {}
         ordered = np.array(sorted(keys), dtype=np.uint64)
         index = np.array([keys[int(key)] for key in ordered], dtype=np.int32)
-        codes = index[np.searchsorted(ordered, _column(table, "kernel_key", np.uint64))]
-        values = _column(table, "value", np.int64)
-        bucket = _column(table, "bucket", np.int32)
+        codes = index[np.searchsorted(ordered, column(table, "kernel_key", np.uint64))]
+        values = column(table, "value", np.int64)
+        bucket = column(table, "bucket", np.int32)
+        isolated = column(table, "isolated", np.uint8).astype(np.bool_) if "isolated" in table.column_names else None
         del table
         order = np.argsort(codes, kind="stable")
         present, starts = np.unique(codes[order], return_index=True)
         pieces = np.split(order, starts[1:])
         return {
-            int(code): Sample(values[piece], bucket[piece], buckets)
+            int(code): Values(
+                Sample(values[piece], bucket[piece], buckets), None if isolated is None else isolated[piece]
+            )
             for code, piece in zip(present, pieces, strict=True)
         }
 
@@ -220,16 +272,6 @@ def holdings(store: Store, service: str = "") -> str:
     if found is None:
         return f"the store {store.name} is empty: wait for the agent's next flush, or name another with --store"
     return f"the store {store.name} holds {utc_short(found.from_ns)}..{utc_short(found.to_ns)}: choose a window in it"
-
-
-def _column(table: pa.Table, name: str, dtype: type[T]) -> NDArray[T]:
-    """A column without nulls as an array. pyarrow's own to_numpy would import pandas, 0.3 s."""
-    chunks = [
-        np.frombuffer(chunk.buffers()[1], dtype, count=len(chunk), offset=chunk.offset * np.dtype(dtype).itemsize)
-        for chunk in table[name].chunks
-        if len(chunk)
-    ]
-    return np.concatenate(chunks) if chunks else np.empty(0, dtype)
 
 
 def _share(lost: int, received: int) -> float:

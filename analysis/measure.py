@@ -13,6 +13,7 @@ from kdiff.analysis.pairing import Pair
 MetricChoice = Literal["auto", "device", "completion", "launch", "graph"]
 
 NO_DEVICE_TIME: Final = "Device time not recorded"
+_NOT_MET: Final = "No run of it fell into a device window"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,11 @@ class Plan:
     metric: Metric | None
     isolated: bool = False
     why: str = ""
+
+    @property
+    def in_both(self) -> bool:
+        """Whether the kernel ran in both windows."""
+        return self.pair.in_before and self.pair.in_after
 
     def size(self, counts: Counts) -> int:
         """How often the kernel was seen, in one window, by what it is judged by."""
@@ -35,19 +41,20 @@ Samples = dict[int, tuple[Sample | None, Sample | None]]
 def choose(pairs: Sequence[Pair], metric: MetricChoice) -> list[Plan]:
     """One plan a pair, in order; pairs that `metric` does not concern are left out."""
     device_seen = all(any(getattr(p, side).executions for p in pairs) for side in ("before", "after"))
+    no_device = _NOT_MET if device_seen else NO_DEVICE_TIME
     plans = []
     for pair in pairs:
         if pair.kernel == GRAPHS:
             if metric == "graph" or (metric == "auto" and not device_seen):
-                plans.append(_plan(pair, "graph", isolated=metric == "auto"))
+                plans.append(_plan(pair, "graph", metric == "auto", no_device))
         elif metric == "auto":
-            plans.append(_best(pair))
+            plans.append(_best(pair, no_device))
         elif metric != "graph":
-            plans.append(_plan(pair, metric, isolated=False))
+            plans.append(_plan(pair, metric, False, no_device))
     return plans
 
 
-def _best(pair: Pair) -> Plan:
+def _best(pair: Pair, no_device: str) -> Plan:
     """The best measure that both windows have, or that the only window has."""
     sides = [c for c, present in ((pair.before, pair.in_before), (pair.after, pair.in_after)) if present]
     if all(c.executions for c in sides):
@@ -55,10 +62,10 @@ def _best(pair: Pair) -> Plan:
     if len(sides) == 1:
         metric: Metric = "completion" if sides[0].completions else "launch"
         return Plan(pair, metric if sides[0].available(metric, isolated=False) else None)
-    return _plan(pair, "completion", isolated=True)
+    return _plan(pair, "completion", True, no_device)
 
 
-def _plan(pair: Pair, metric: Metric, isolated: bool) -> Plan:
+def _plan(pair: Pair, metric: Metric, isolated: bool, no_device: str) -> Plan:
     missing = [
         side
         for side, counts, present in (
@@ -73,24 +80,25 @@ def _plan(pair: Pair, metric: Metric, isolated: bool) -> Plan:
     if not (pair.in_before and pair.in_after):
         return Plan(pair, None)
     if metric == "device":
-        return Plan(pair, None, why=f"{NO_DEVICE_TIME} {where}.")
+        return Plan(pair, None, why=f"{no_device} {where}.")
     if isolated:
         ran = "graph launch" if metric == "graph" else "launch"
-        return Plan(pair, None, why=f"{NO_DEVICE_TIME}, and no {ran} {where} was alone between two syncs to bound it.")
+        return Plan(pair, None, why=f"{no_device}, and no {ran} {where} was alone between two syncs to bound it.")
     what = {"launch": "time in the host call", "completion": "completion", "graph": "completion of a graph"}
     return Plan(pair, None, why=f"No {what[metric]} is known {where}.")
 
 
 def gather(before: Evidence, after: Evidence, plans: Sequence[Plan]) -> Samples:
     """The samples of every plan by its index: one read for each window and measure."""
-    found: dict[str, dict[int, Sample]] = {"before": {}, "after": {}}
-    for side, evidence in (("before", before), ("after", after)):
-        for metric, isolated in sorted({(p.metric, p.isolated) for p in plans if p.metric}):
+    found: list[dict[int, Sample | None]] = [{}, {}]
+    for samples, evidence, side in zip(found, (before, after), ("before", "after"), strict=True):
+        for metric in sorted({plan.metric for plan in plans if plan.metric}):
             keys = {
                 key: index
                 for index, plan in enumerate(plans)
-                if (plan.metric, plan.isolated) == (metric, isolated)
+                if plan.metric == metric
                 for key in getattr(plan.pair, side).keys
             }
-            found[side] |= evidence.samples(metric, keys, isolated)
-    return {i: (found["before"].get(i), found["after"].get(i)) for i in range(len(plans))}
+            for index, values in evidence.values(metric, keys).items():
+                samples[index] = values.choose(plans[index].isolated)
+    return {i: (found[0].get(i), found[1].get(i)) for i in range(len(plans))}

@@ -7,7 +7,7 @@ import math
 from typing import Any, Final
 
 from kdiff.analysis.quantiles import Quantiles
-from kdiff.analysis.report import KernelReport, Report, WindowReport
+from kdiff.analysis.report import DeviceReport, KernelReport, Measured, Report, WindowReport
 from kdiff.analysis.window import utc
 
 SCHEMA: Final = "kdiff/1"
@@ -57,6 +57,22 @@ def _window(report: WindowReport) -> dict[str, Any]:
         "coverage": _number(report.coverage),
         "buckets": report.buckets,
         "bucket_ns": report.bucket_ns,
+        "device": None if report.device is None else _device(report.device),
+    }
+
+
+def _device(report: DeviceReport) -> dict[str, Any]:
+    return {
+        "windows": report.windows,
+        "covered_ns": report.covered_ns,
+        "coverage": _number(report.coverage),
+        "executions": report.executions,
+        "uncollected": report.uncollected,
+        "dropped": report.dropped,
+        "lost": report.lost,
+        "loss": _number(report.loss),
+        "clock_error_ns": report.clock_error_ns,
+        "busy": _number(report.busy),
     }
 
 
@@ -72,12 +88,36 @@ def _kernel(kernel: KernelReport) -> dict[str, Any]:
         "value_before": kernel.value_before,
         "value_after": kernel.value_after,
         "ratio": _number(kernel.ratio),
-        "ci": None if kernel.ci is None else [_number(limit) for limit in kernel.ci],
+        "ci": _limits(kernel.ci),
         "p_regressed": _number(kernel.p_regressed),
         "margin": _number(kernel.margin),
         "mix_effect": None,
         "reasons": list(kernel.reasons),
+        "metrics": {m.metric: _measured(m, judged) for m, judged in _measures(kernel)},
     }
+
+
+def _measures(kernel: KernelReport) -> list[tuple[Measured, bool]]:
+    """The judged measure first, where both windows have it, and the others; each with whether it is judged."""
+    found = [(m, False) for m in kernel.others]
+    return [(kernel.judged, True), *found] if kernel.ratio is not None else found
+
+
+def _measured(measure: Measured, judged: bool) -> dict[str, Any]:
+    return {
+        "judged": judged,
+        "isolated": measure.isolated,
+        "n_before": measure.n_before,
+        "n_after": measure.n_after,
+        "value_before": measure.value_before,
+        "value_after": measure.value_after,
+        "ratio": _number(measure.ratio),
+        "ci": _limits(measure.ci),
+    }
+
+
+def _limits(ci: tuple[float, float] | None) -> list[float | None] | None:
+    return None if ci is None else [_number(limit) for limit in ci]
 
 
 def _quantiles(side: str, quantiles: Quantiles | None) -> dict[str, int | None]:

@@ -48,7 +48,8 @@ def _case(kernel: KernelReport, report: Report) -> ET.Element:
         f"{quantile_name(report.quantile)} {text.duration(kernel.value_before)} -> "
         f"{text.duration(kernel.value_after)}, {text.change(kernel.ratio)} {text.interval(kernel.ci)}"
     )
-    reasons = " ".join(printable(reason) for reason in kernel.reasons)
+    told_besides = [text.measure_line(measure, report.quantile) for measure in kernel.others]
+    reasons = " ".join([*map(printable, kernel.reasons), *told_besides])
     if kernel.verdict is Verdict.REGRESSED:
         ET.SubElement(case, "failure", type="REGRESSED", message=facts).text = reasons
     elif text.is_undecided(kernel):

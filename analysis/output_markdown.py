@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from kdiff.analysis import output_text as text
-from kdiff.analysis.report import Report, quantile_name
+from kdiff.analysis.report import KernelReport, Measured, Report, quantile_name
 from kdiff.queries.printable import printable
 
 _NAME = 100
@@ -26,12 +26,9 @@ def render(report: Report, width: int = 0, colour: bool = False) -> str:
         ]
         shared = text.shared_reasons(report)
         names = text.short_names([k.kernel for k in report.kernels], _NAME)
-        lines += [
-            f"| {_escape(names[k.kernel])} | {text.marked_verdict(k, report, shared)} | "
-            f"{text.duration(k.value_before)} | {text.duration(k.value_after)} | {text.change(k.ratio)} | "
-            f"{text.interval(k.ci)} | {text.count(k.n_before)} / {text.count(k.n_after)} | {k.metric} |"
-            for k in report.kernels
-        ]
+        for kernel in report.kernels:
+            lines.append(_row(_escape(names[kernel.kernel]), text.marked_verdict(kernel, report, shared), kernel))
+            lines += [_row("", "not judged", measure) for measure in kernel.others]
         lines.append("")
         lines += [
             f"- {_escape(names[k.kernel])}: {_escape(printable(reason))}"
@@ -44,6 +41,14 @@ def render(report: Report, width: int = 0, colour: bool = False) -> str:
     lines += [f"- {_escape(rare)}" for rare in [text.rare_line(report, 400)] if rare]
     lines += [f"- warning: {_escape(printable(warning))}" for warning in report.warnings]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _row(name: str, verdict: str, row: KernelReport | Measured) -> str:
+    return (
+        f"| {name} | {verdict} | {text.duration(row.value_before)} | {text.duration(row.value_after)} | "
+        f"{text.change(row.ratio)} | {text.interval(row.ci)} | {text.count(row.n_before)} / "
+        f"{text.count(row.n_after)} | {row.metric} |"
+    )
 
 
 def _escape(value: str) -> str:

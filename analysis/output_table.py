@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, Literal
 
 from kdiff.analysis import output_text as text
-from kdiff.analysis.report import KernelReport, Report
-from kdiff.queries.printable import cells, printable
+from kdiff.analysis.report import KernelReport, Measured, Report
+from kdiff.queries.printable import cells, printable, shorten
 
 _COLOURS: Final = {
     "REGRESSED": "31;1",
@@ -21,7 +21,8 @@ _COLOURS: Final = {
 }
 _MIN_NAME: Final = 16
 _MAX_NAME: Final = 100
-Cell = Callable[[KernelReport], str]
+_NOT_JUDGED: Final = "not judged"
+Cell = Callable[[KernelReport | Measured], str]
 
 
 def render(report: Report, width: int, colour: bool) -> str:
@@ -51,58 +52,70 @@ def render(report: Report, width: int, colour: bool) -> str:
 
 def _table(report: Report, width: int, colour: bool, shared: dict[str, int]) -> Iterable[str]:
     # In the order in which they are given room; change and verdict are always there.
-    optional: list[tuple[str, Cell]] = [
-        ("before", lambda k: text.duration(k.value_before)),
-        ("after", lambda k: text.duration(k.value_after)),
-        ("interval", lambda k: text.interval(k.ci)),
-        ("launches", lambda k: f"{text.count(k.n_before)}/{text.count(k.n_after)}"),
-        ("metric", lambda k: k.metric),
-        ("p50 change", _p50_change),
-        ("p50 before", lambda k: text.duration(k.quantiles_before.p50 if k.quantiles_before else None)),
-        ("p50 after", lambda k: text.duration(k.quantiles_after.p50 if k.quantiles_after else None)),
-    ]
-    verdicts = ("verdict", [text.marked_verdict(k, report, shared) for k in report.kernels])
-    changes = ("change", [text.change(k.ratio) for k in report.kernels])
-    columns = {title: [cell(k) for k in report.kernels] for title, cell in optional}
+    optional: dict[str, Cell] = {
+        "before": lambda m: text.duration(m.value_before),
+        "after": lambda m: text.duration(m.value_after),
+        "interval": lambda m: text.interval(m.ci),
+        "launches": lambda m: f"{text.count(m.n_before)}/{text.count(m.n_after)}",
+        "metric": lambda m: m.metric,
+        "p50 change": _p50_change,
+        "p50 before": lambda m: _p50(m, "before"),
+        "p50 after": lambda m: _p50(m, "after"),
+    }
+    change: Cell = lambda m: text.change(m.ratio)  # noqa: E731
+    measures = [measure for k in report.kernels for measure in k.others]
+    shown: list[KernelReport | Measured] = [*report.kernels, *measures]
+    verdicts = [text.marked_verdict(k, report, shared) for k in report.kernels]
+    left = _column_width("verdict", [*verdicts, *(_NOT_JUDGED for _ in measures)])
+    widths = {title: _column_width(title, map(cell, shown)) for title, cell in (optional | {"change": change}).items()}
     wanted = max(min(max(cells(printable(k.kernel)) for k in report.kernels), _MAX_NAME), len("kernel"))
-    used = sum(_column_width(*column) + 1 for column in (verdicts, changes))
+    used = left + 1 + widths["change"] + 1
     chosen: list[str] = []
-    for title, _ in optional:
-        needed = _column_width(title, columns[title]) + 1
+    for title in optional:
+        needed = widths[title] + 1
         # Columns beyond those that a verdict cannot be read without must leave the names their room.
         name = _MIN_NAME if len(chosen) < 3 else min(wanted, 40 if len(chosen) < 5 else 60)
         if used + needed + name > width:
             continue
         chosen.append(title)
         used += needed
-    room = max(min(wanted, width - used), 8)
+    room = max(min(max([wanted, *(len(m.metric) + 2 for m in measures)]), width - used), 8)
     names = text.short_names([k.kernel for k in report.kernels], room)
-    shown = [t for t, _ in optional[:2] if t in chosen]
-    rest = [t for t in chosen if t not in shown]
-    body = [(t, columns[t]) for t in shown] + [changes] + [(t, columns[t]) for t in rest]
-    widths = [_column_width(*column) for column in body]
-    left = _column_width(*verdicts)
+    first = [title for title in chosen if title in ("before", "after")]
+    titles = [*first, "change", *(title for title in chosen if title not in first)]
+    columns = [(optional | {"change": change})[title] for title in titles]
 
-    def line(name: str, verdict: str, values: list[str]) -> str:
+    def line(name: str, verdict: str, values: Iterable[str]) -> str:
         padded = name + " " * (room - cells(name))
-        return " ".join([padded, verdict, *(v.rjust(w) for v, w in zip(values, widths, strict=True))]).rstrip()
+        aligned = (value.rjust(widths[title]) for title, value in zip(titles, values, strict=True))
+        return " ".join([padded, verdict, *aligned]).rstrip()
 
-    yield line("kernel", "verdict".ljust(left), [title for title, _ in body])
-    for i, kernel in enumerate(report.kernels):
-        verdict = _paint(verdicts[1][i].ljust(left), kernel.verdict.value, colour)
-        yield line(names[kernel.kernel], verdict, [values[i] for _, values in body])
+    yield line("kernel", "verdict".ljust(left), titles)
+    for kernel, word in zip(report.kernels, verdicts, strict=True):
+        verdict = _paint(word.ljust(left), kernel.verdict.value, colour)
+        yield line(names[kernel.kernel], verdict, [cell(kernel) for cell in columns])
+        for measure in kernel.others:
+            label = shorten(f"  {measure.metric}", room)
+            yield line(label, _NOT_JUDGED.ljust(left), [cell(measure) for cell in columns])
         for reason in text.own_reasons(kernel, report):
             if reason not in shared:
                 yield from text.wrap(f"  {printable(reason)}", width, 2)
 
 
-def _p50_change(kernel: KernelReport) -> str:
-    before, after = kernel.quantiles_before, kernel.quantiles_after
+def _p50(measure: KernelReport | Measured, side: Literal["before", "after"]) -> str:
+    quantiles = None if isinstance(measure, Measured) else getattr(measure, f"quantiles_{side}")
+    return text.duration(quantiles.p50 if quantiles else None)
+
+
+def _p50_change(measure: KernelReport | Measured) -> str:
+    if isinstance(measure, Measured):
+        return "-"
+    before, after = measure.quantiles_before, measure.quantiles_after
     return text.change(after.p50 / before.p50 if before and after and before.p50 else None)
 
 
-def _column_width(title: str, values: list[str]) -> int:
-    return max(len(title), *(len(value) for value in values))
+def _column_width(title: str, values: Iterable[str]) -> int:
+    return max([len(title), *map(len, values)])
 
 
 def _paint(shown: str, word: str, colour: bool) -> str:

@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections import Counter
 
-from kdiff.analysis.report import KernelReport, Report, WindowReport, quantile_name
+from kdiff.analysis.report import KernelReport, Measured, Report, WindowReport, quantile_name
 from kdiff.analysis.verdict import Verdict
 from kdiff.analysis.window import length_text, utc_short
 from kdiff.queries.printable import cells, printable, shorten
@@ -132,8 +132,12 @@ def window_line(window: WindowReport) -> str:
 def window_facts(window: WindowReport) -> str:
     """What was recorded in a window."""
     parts = [f"{window.launches:,} launches"]
-    if window.executions:
+    if window.executions or window.device:
         parts.append(f"{window.executions:,} timed on the device")
+    if window.device and window.device.windows:
+        parts.append(f"device time known for {_percent(window.device.coverage)} of the window")
+        if window.device.loss:
+            parts.append(f"device loss {100 * window.device.loss:.2g}%")
     parts.append("loss not known" if window.loss is None else f"loss {100 * window.loss:.2g}%")
     parts.append(f"recorded {100 * window.coverage:.0f}%")
     return ", ".join(parts)
@@ -167,6 +171,15 @@ def marked_verdict(kernel: KernelReport, report: Report, shared: dict[str, int])
     """The verdict, with the numbers of the shared reasons: INCONCLUSIVE [1]."""
     numbers = [str(shared[reason]) for reason in own_reasons(kernel, report) if reason in shared]
     return f"{kernel.verdict.value} [{','.join(numbers)}]" if numbers else kernel.verdict.value
+
+
+def measure_line(measure: Measured, quantile: float) -> str:
+    """A measure that is not judged, in a sentence."""
+    return (
+        f"{_MEASURES[measure.metric].capitalize()}, not judged: {quantile_name(quantile)} "
+        f"{duration(measure.value_before)} -> {duration(measure.value_after)}, {change(measure.ratio)} "
+        f"{interval(measure.ci)}."
+    )
 
 
 def rare_line(report: Report, width: int) -> str:

@@ -23,14 +23,29 @@ class Rare:
     time: float = 0.0
 
 
-def find_rare(plans: Sequence[Plan], named: frozenset[str], metric: MetricChoice, needed: int, budget: float) -> Rare:
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """For how long, before and after, calls were recorded and executions were timed; in ns."""
+
+    recorded: tuple[float, float]
+    timed: tuple[float, float]
+
+
+def find_rare(
+    plans: Sequence[Plan],
+    named: frozenset[str],
+    metric: MetricChoice,
+    needed: int,
+    budget: float,
+    exposure: Exposure,
+) -> Rare:
     """Choose the kernels that are not judged: the smallest first, while all together fit the budget.
 
-    A kernel may be rare if a window where it ran has fewer than `needed` values of it and no window twice as many:
-    one that has many in one window and few in the other was swapped in or out. All together hold at most the share
-    `budget` of the launches and of the time, in each window. Kernels in `named` are never rare.
+    A kernel may be rare if a window where it ran has fewer than `needed` values of it and no window twice as many in
+    the same time: one that is frequent in one window and not in the other was swapped in or out. All together hold at
+    most the share `budget` of the launches and of the time, in each window. Kernels in `named` are never rare.
     """
-    few = [i for i, plan in enumerate(plans) if plan.pair.kernel not in named and _has_few(plan, needed)]
+    few = [i for i, plan in enumerate(plans) if plan.pair.kernel not in named and _has_few(plan, needed, exposure)]
     if not few:
         return Rare()
     shares = _shares(plans, metric)
@@ -43,10 +58,18 @@ def find_rare(plans: Sequence[Plan], named: frozenset[str], metric: MetricChoice
     return Rare(tuple(reversed(few[:fitting])), float(launches), float(time))
 
 
-def _has_few(plan: Plan, needed: int) -> bool:
+def _has_few(plan: Plan, needed: int, exposure: Exposure) -> bool:
+    times = exposure.timed if plan.metric == "device" else exposure.recorded
     sides = ((plan.pair.before, plan.pair.in_before), (plan.pair.after, plan.pair.in_after))
-    sizes = [plan.size(counts) for counts, present in sides if present]
-    return min(sizes) < needed and max(sizes) < 2 * needed
+    sizes = [plan.size(counts) if present else 0 for counts, present in sides]
+    ran = [size for size, (_, present) in zip(sizes, sides, strict=True) if present]
+    if len(ran) == 1:
+        return ran[0] < needed
+    if min(times) <= 0.0:
+        times = (1.0, 1.0)
+    # As many as each would hold of the shorter time: device windows may cover all of one window and a tenth of another.
+    frequent = max(size * min(times) / time for size, time in zip(sizes, times, strict=True))
+    return min(ran) < needed and frequent < 2 * needed
 
 
 def _shares(plans: Sequence[Plan], metric: MetricChoice) -> NDArray[np.float64]:
@@ -56,7 +79,7 @@ def _shares(plans: Sequence[Plan], metric: MetricChoice) -> NDArray[np.float64]:
     count: what launches that share a sync waited for, a compiler included, is no kernel's own time.
     """
     windows = [[plan.pair.before for plan in plans], [plan.pair.after for plan in plans]]
-    columns = [[counts.seen for counts in window] for window in windows]
+    columns = [[counts.runs for counts in window] for window in windows]
     for window in windows:
         if any(counts.executions for counts in window):
             columns.append([counts.device_ns for counts in window])

@@ -15,6 +15,31 @@ EXIT_UNDECIDED = 3
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """How well the device timed a window.
+
+    Attributes:
+        windows: device windows that overlap it; 0 where it was timed all the time.
+        covered_ns, coverage: the time that was timed, summed over processes, and as a share of their time.
+        executions, uncollected, dropped, lost: by the device windows' own account, see queries/tables.py.
+        loss: the share of executions that is held against --max-loss.
+        clock_error_ns: how far device times may lie from the host's clock.
+        busy: the share of the timed time in which any kernel ran, per process and GPU; None where nothing ran.
+    """
+
+    windows: int
+    covered_ns: int
+    coverage: float
+    executions: int
+    uncollected: int
+    dropped: int
+    lost: int
+    loss: float
+    clock_error_ns: int
+    busy: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WindowReport:
     """One window and how well it was recorded.
 
@@ -27,6 +52,7 @@ class WindowReport:
         loss: the share that is held against --max-loss; None where no agent recorded.
         coverage: the share of the window in which an agent recorded.
         buckets, bucket_ns: the equal stretches it is cut into.
+        device: how well the device timed it; None where it did not.
     """
 
     window: Window
@@ -41,13 +67,32 @@ class WindowReport:
     coverage: float
     buckets: int
     bucket_ns: int
+    device: DeviceReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One measure of one kernel in both windows: the judged quantile in ns, and its ratio with a 90% interval.
+
+    `isolated`: of launches alone between two syncs.
+    """
+
+    metric: str
+    isolated: bool
+    n_before: int
+    n_after: int
+    value_before: int | None
+    value_after: int | None
+    ratio: float | None
+    ci: tuple[float, float] | None
 
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
     """One kernel. Times in nanoseconds; value_* is the judged quantile.
 
-    n_* count the values judged, or the launches where there is nothing to judge by.
+    n_* count the values judged, or the launches where there is nothing to judge by. `others` are the measures that
+    both windows have beside the judged one, for information; empty where they were not asked for.
     """
 
     kernel: str
@@ -64,6 +109,14 @@ class KernelReport:
     p_regressed: float | None
     margin: float
     reasons: tuple[str, ...]
+    isolated: bool = False
+    others: tuple[Measured, ...] = ()
+
+    @property
+    def judged(self) -> Measured:
+        """The measure that the verdict is about."""
+        values = (self.n_before, self.n_after, self.value_before, self.value_after)
+        return Measured(self.metric, self.isolated, *values, self.ratio, self.ci)
 
 
 @dataclass(frozen=True, slots=True)

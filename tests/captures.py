@@ -89,3 +89,22 @@ def health(from_ns: int, to_ns: int, events: int = 1000, step: int = 10 * SECOND
 def spread(from_ns: int, to_ns: int, count: int) -> np.ndarray:
     """`count` times at equal distances in [from_ns, to_ns)."""
     return from_ns + (np.arange(count) * ((to_ns - from_ns) / count)).astype(np.int64)
+
+
+def device_windows(starts: Sequence[int] | np.ndarray, length: int = SECOND, **columns: Any) -> pa.Table:
+    """Rows of device_windows, each `length` ns long."""
+    begin = np.asarray(starts, np.int64)
+    given: dict[str, Any] = {
+        "from_ns": begin,
+        "to_ns": begin + length,
+        "service": "svc",
+        "host": "host-1",
+        "ended": "duration",
+    }
+    return table("device_windows", given | columns, rows=len(begin))
+
+
+def inside(times: np.ndarray, starts: np.ndarray, length: int = SECOND) -> np.ndarray:
+    """Which of `times` lie in one of the stretches of `length` that begin at `starts`, ascending; a mask."""
+    place = np.searchsorted(starts, times, side="right") - 1
+    return (place >= 0) & (times < starts[np.maximum(place, 0)] + length)

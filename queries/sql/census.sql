@@ -1,25 +1,22 @@
--- What each kernel did in a window, counted by what may be judged and why the rest may not.
+-- What each kernel's launches did in a window, counted by what may be judged and why the rest may not.
 -- One row a kernel, and one with kind = 'graph_launch' and an empty name for the launches of graphs.
 -- kernel_key stands for the name where samples are read: 8 bytes a row instead of a string.
 SELECT
     kind,
     kernel_name,
     cityHash64(kernel_name) AS kernel_key,
-    countIf(host) AS launches,
-    countIf(host AND status != 0) AS failed,
-    countIf(host AND captured) AS captured,
+    count() AS launches,
+    countIf(status != 0) AS failed,
+    countIf(captured) AS captured,
     countIf(unresolved) AS unresolved,
     countIf(sound AND completion_ns > 0) AS completions,
     countIf(sound AND completion_ns > 0 AND batch_launches = 1) AS isolated,
-    countIf(host AND sound AND returned AND duration_ns > 0) AS timed,
-    countIf(NOT host) AS executions,
-    sumIf(duration_ns, NOT host) AS device_ns,
+    countIf(sound AND returned AND duration_ns > 0) AS timed,
     sumIf(completion_ns, sound AND batch_launches = 1) AS isolated_ns,
-    sumIf(duration_ns, host AND sound AND returned) AS launch_ns
+    sumIf(duration_ns, sound AND returned) AS launch_ns
 FROM
 (
     SELECT
-        true AS host,
         kind,
         kernel_name,
         status,
@@ -33,23 +30,6 @@ FROM
     FROM cuda_events
     WHERE kind IN ('launch', 'graph_launch')
         AND timestamp_ns >= {from_ns:Int64}
-        AND timestamp_ns < {to_ns:Int64}
-        AND ({service:String} = '' OR service = {service:String})
-    UNION ALL
-    SELECT
-        false AS host,
-        'launch' AS kind,
-        kernel_name,
-        toInt32(0) AS status,
-        toInt64(0) AS completion_ns,
-        toUInt32(0) AS batch_launches,
-        duration_ns,
-        false AS captured,
-        false AS unresolved,
-        false AS returned,
-        true AS sound
-    FROM kernel_executions
-    WHERE timestamp_ns >= {from_ns:Int64}
         AND timestamp_ns < {to_ns:Int64}
         AND ({service:String} = '' OR service = {service:String})
 )

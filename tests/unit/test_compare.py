@@ -151,14 +151,19 @@ def test_batch_bound_launches_never_pass(capture: Capture) -> None:
     assert row.verdict is Verdict.INCONCLUSIVE
     assert row.reasons[0].startswith("Device time not recorded")
     assert (row.n_before, row.n_after) == (N, N)
-    assert row.reasons[1].startswith("The completion of its batches is within its noise: p99 x")
+    assert [(m.metric, m.n_before, m.n_after) for m in row.others] == [("completion", N, N), ("launch", N, N)]
+    assert row.others[0].ci is not None
+    assert row.others[0].ci[0] < 1.0 < row.others[0].ci[1]
 
 
 def test_batch_bound_launches_that_moved_are_not_a_regression_but_are_told(capture: Capture) -> None:
     capture.host("gelu", 1.0, 1.3, batch_launches=24)
     row = only(capture.compare())
     assert row.verdict is Verdict.INCONCLUSIVE
-    assert row.reasons[1].startswith("The completion of its batches moved: p99 x1.")
+    moved = row.others[0]
+    assert moved.metric == "completion"
+    assert moved.ci is not None
+    assert 1.2 < moved.ci[0] < 1.3 < moved.ci[1] < 1.4
 
 
 def test_completion_by_request_judges_all_and_says_so(capture: Capture) -> None:
@@ -592,5 +597,6 @@ def test_markdown_rows_have_equal_cells(hostile: Report) -> None:
 
     lines = output_format("markdown").render(hostile, 80, colour=False).splitlines()
     rows = [line for line in lines if line.startswith("|")]
-    assert len(rows) == len(HOSTILE) + 2
+    assert len([row for row in rows if not row.startswith("|  | not judged")]) == len(HOSTILE) + 2
+    assert len([row for row in rows if row.startswith("|  | not judged")]) == 5
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {9}

@@ -1,0 +1,155 @@
+"""What of a window was timed on the device: each process in device windows of its own, some of the time.
+
+A count of executions is then no count of launches. What is compared between windows is a rate a covered second, and
+what stands for the whole window is scaled by the share of the process's time that was timed. A capture without device
+windows was timed all the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from kdiff.analysis.columns import column
+from kdiff.analysis.window import Window
+
+Process = tuple[str, int]
+"""(host, pid)."""
+
+Stretches = NDArray[np.int64]
+"""Shape (k, 2): from and to in Unix ns, ascending and disjoint, inside the window."""
+
+UNHEARD_SHARE: Final = 0.01
+"""Below this share of a window's launches, processes that were not timed on the device are not worth a warning."""
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceRecording:
+    """How well the device timed a window.
+
+    Attributes:
+        windows: device windows that overlap the window; 0 where it was timed all the time, or not at all.
+        executions, uncollected, dropped, lost: by the account of those windows, which count whole.
+        clock_error_ns: the largest distance of their times from the host's clock.
+        stretches: when each process was timed.
+        alive_ns: how long each process lived in the window, as far as is known; not less than its stretches.
+        unheard: launches of processes that were not timed while others were, by host.
+        launches: of all processes.
+    """
+
+    windows: int = 0
+    executions: int = 0
+    uncollected: int = 0
+    dropped: int = 0
+    lost: int = 0
+    clock_error_ns: int = 0
+    stretches: Mapping[Process, Stretches] = field(default_factory=dict)
+    alive_ns: Mapping[Process, int] = field(default_factory=dict)
+    unheard: Mapping[str, int] = field(default_factory=dict)
+    launches: int = 0
+
+    @property
+    def missing(self) -> int:
+        """Executions that ran in a device window and have no row."""
+        return self.uncollected + self.dropped + self.lost
+
+    @property
+    def loss(self) -> float:
+        """The share of executions that have no row."""
+        return self.missing / (self.executions + self.missing) if self.missing else 0.0
+
+    @property
+    def covered_ns(self) -> int:
+        """Time that was timed on the device, summed over processes."""
+        return sum(_length(stretches) for stretches in self.stretches.values())
+
+    @property
+    def coverage(self) -> float:
+        """The share of its processes' time that was timed on the device, in [0, 1]."""
+        alive = sum(self.alive_ns.values())
+        return self.covered_ns / alive if alive else 0.0
+
+    def scale(self, process: Process) -> float:
+        """How many executions one that was timed stands for; 1 where nothing is known."""
+        stretches = self.stretches.get(process)
+        covered = 0 if stretches is None else _length(stretches)
+        return max(1.0, self.alive_ns[process] / covered) if covered else 1.0
+
+    def warnings(self, side: str) -> list[str]:
+        """What was not timed while other processes were, one sentence a host."""
+        return [
+            f"{launches:,} launches on the host '{host}' in the {side} window are of processes without device windows: "
+            "device times are of the other processes only"
+            for host, launches in self.unheard.items()
+            if launches > UNHEARD_SHARE * self.launches
+        ]
+
+
+def read_recording(
+    window: Window, windows: pa.Table, processes: Sequence[Mapping[str, Any]], timed: Sequence[Process]
+) -> DeviceRecording:
+    """Put together what queries/sql/device_windows.sql and processes.sql say of `window`.
+
+    `timed` are the processes with executions in it.
+    """
+    launched = {(row["host"], row["pid"]): row for row in processes}
+    launches = sum(row["launches"] for row in processes)
+    whole = np.array([[window.from_ns, window.to_ns]], np.int64)
+    if not windows.num_rows:
+        every = dict.fromkeys(timed, whole)
+        alive = dict.fromkeys(timed, window.length_ns)
+        return DeviceRecording(
+            stretches=every, alive_ns=alive, unheard=_unheard(launched, every) if every else {}, launches=launches
+        )
+    stretches = _stretches(window, windows)
+    alive = {}
+    for process in launched.keys() | stretches.keys():
+        bounds = stretches.get(process, np.empty((0, 2), np.int64)).ravel().tolist()
+        if process in launched:
+            bounds += [launched[process]["first_ns"], launched[process]["last_ns"]]
+        alive[process] = max(bounds) - min(bounds)
+    totals = {name: int(column(windows, name, np.uint64).sum()) for name in _COUNTS}
+    return DeviceRecording(
+        windows=windows.num_rows,
+        clock_error_ns=int(column(windows, "clock_error_ns", np.int64).max()),
+        stretches=stretches,
+        alive_ns=alive,
+        unheard=_unheard(launched, stretches),
+        launches=launches,
+        **totals,
+    )
+
+
+_COUNTS: Final = ("executions", "uncollected", "dropped", "lost")
+
+
+def _stretches(window: Window, windows: pa.Table) -> dict[Process, Stretches]:
+    """The device windows of each process, cut to `window`, joined where they overlap."""
+    start = np.maximum(column(windows, "from_ns", np.int64), window.from_ns)
+    end = np.minimum(column(windows, "to_ns", np.int64), window.to_ns)
+    found: dict[Process, list[tuple[int, int]]] = {}
+    hosts, pids = windows["host"].to_pylist(), windows["pid"].to_pylist()
+    for host, pid, a, b in zip(hosts, pids, start.tolist(), end.tolist(), strict=True):
+        its = found.setdefault((host, pid), [])
+        if its and a <= its[-1][1]:
+            its[-1] = (its[-1][0], max(its[-1][1], b))
+        elif b > a:
+            its.append((a, b))
+    return {process: np.array(its, np.int64).reshape(-1, 2) for process, its in found.items()}
+
+
+def _unheard(launched: Mapping[Process, Mapping[str, Any]], stretches: Mapping[Process, Stretches]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for (host, pid), row in sorted(launched.items()):
+        if (host, pid) not in stretches:
+            found[host] = found.get(host, 0) + row["launches"]
+    return found
+
+
+def _length(stretches: Stretches) -> int:
+    return int((stretches[:, 1] - stretches[:, 0]).sum())

@@ -1,0 +1,102 @@
+"""How well the two windows of a comparison were recorded: what bars a verdict, what is warned of, what is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from kdiff.analysis.device import DeviceRecording
+from kdiff.analysis.evidence import Counts, Evidence, Recording
+from kdiff.analysis.pairing import show
+from kdiff.analysis.report import DeviceReport, WindowReport
+
+MIN_COVERAGE: Final = 0.9
+"""Below this share of a window recorded, the reader is warned."""
+
+
+def lossy(losses: Mapping[str, float | None], limit: float) -> list[str]:
+    """One sentence for each window that lost too much to be judged."""
+    return [
+        f"The {side} window lost {100 * loss:.3g}% of its events (limit {100 * limit:g}%): no verdict; "
+        "raise the agent's buffer, or choose a window without the loss."
+        for side, loss in losses.items()
+        if loss is not None and loss > limit
+    ]
+
+
+def lossy_device(sides: Mapping[str, Evidence], limit: float) -> list[str]:
+    """One sentence for each window whose device windows lost too many executions for a verdict on device time."""
+    found = []
+    for side, evidence in sides.items():
+        device = evidence.device
+        if device.loss > limit:
+            found.append(
+                f"The device windows of the {side} window lack {device.missing:,} of "
+                f"{device.executions + device.missing:,} executions, {100 * device.loss:.3g}% (limit {100 * limit:g}%; "
+                f"not collected {device.uncollected:,}, no room in CUPTI {device.dropped:,}, agent's ring full "
+                f"{device.lost:,}): no verdict on device time; choose a window without the loss."
+            )
+    return found
+
+
+def window_report(
+    evidence: Evidence, census: Mapping[str, Counts], recording: Recording, loss: float | None
+) -> WindowReport:
+    """One window as the output formats tell it."""
+    count, width = evidence.window.buckets()
+    total = sum(census.values(), Counts())
+    return WindowReport(
+        window=evidence.window,
+        store=evidence.store.name,
+        launches=total.launches,
+        executions=total.executions,
+        failed=total.failed,
+        captured=total.captured,
+        unresolved=total.unresolved,
+        lost=recording.lost,
+        loss=loss,
+        coverage=recording.coverage,
+        buckets=count,
+        bucket_ns=width,
+        device=device_report(evidence.device),
+    )
+
+
+def device_report(device: DeviceRecording) -> DeviceReport | None:
+    """How well the device timed a window; None where it did not."""
+    if not device.stretches:
+        return None
+    return DeviceReport(
+        windows=device.windows,
+        covered_ns=device.covered_ns,
+        coverage=device.coverage,
+        executions=device.executions,
+        uncollected=device.uncollected,
+        dropped=device.dropped,
+        lost=device.lost,
+        loss=device.loss,
+        clock_error_ns=device.clock_error_ns,
+    )
+
+
+def warnings(sides: Mapping[str, Evidence], recordings: Mapping[str, Recording]) -> list[str]:
+    """What may be wrong with the data, one sentence each."""
+    found = []
+    for side, recording in recordings.items():
+        found += _coverage_warnings(side, sides[side], recording)
+        found += sides[side].device.warnings(side)
+    stores = {id(evidence.store): evidence.store for evidence in sides.values()}
+    return [*found, *(warning for store in stores.values() for warning in store.warnings)]
+
+
+def _coverage_warnings(side: str, evidence: Evidence, recording: Recording) -> list[str]:
+    window = evidence.window.brief()
+    if not recording.hosts:
+        return [f"no agent's account covers the {side} window {window}: what was lost is not known"]
+    if recording.coverage < MIN_COVERAGE:
+        return [f"only {recording.coverage:.0%} of the {side} window {window} was recorded"]
+    return [
+        f"the host {show(host)} recorded only {coverage:.0%} of the {side} window"
+        for host, coverage in recording.hosts.items()
+        if coverage < MIN_COVERAGE
+    ]

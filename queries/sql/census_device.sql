@@ -1,0 +1,14 @@
+-- Executions of each kernel in a window and their time, by process: processes are timed in windows of their own.
+SELECT
+    kernel_name,
+    cityHash64(kernel_name) AS kernel_key,
+    host,
+    pid,
+    count() AS executions,
+    sum(duration_ns) AS device_ns
+FROM kernel_executions
+WHERE timestamp_ns >= {from_ns:Int64}
+    AND timestamp_ns < {to_ns:Int64}
+    AND ({service:String} = '' OR service = {service:String})
+GROUP BY kernel_name, host, pid
+ORDER BY kernel_name, host, pid

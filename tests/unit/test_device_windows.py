@@ -1,0 +1,283 @@
+"""Verdicts on device time that was recorded some of the time: rates, losses, and what is said about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import captures
+from captures import MINUTE, SECOND, T0
+from kdiff.analysis.compare import Options, compare
+from kdiff.analysis.evidence import GRAPHS, Evidence
+from kdiff.analysis.output import output_format
+from kdiff.analysis.report import KernelReport, Report
+from kdiff.analysis.verdict import Verdict
+from kdiff.analysis.window import Window
+from kdiff.queries.store import CaptureStore
+
+BEFORE = Window(T0, T0 + 10 * MINUTE)
+AFTER = Window(T0 + 10 * MINUTE, T0 + 20 * MINUTE)
+SIDES = (BEFORE, AFTER)
+N = 30_011
+TENTH = 10 * SECOND
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    root = tmp_path_factory.mktemp("engine")
+    captures.write(root, "agent_health", captures.health(T0, T0 + MINUTE))
+    with CaptureStore(root):
+        yield
+
+
+class Capture:
+    """Two windows of 10 minutes; the device times a second of every `period` of each, or all of it (0)."""
+
+    def __init__(self, root: Path, before: int = TENTH, after: int = TENTH) -> None:
+        self.root = root
+        self.segments = 0
+        self.starts = [
+            np.arange(w.from_ns + SECOND // 2, w.to_ns, p or SECOND)
+            for w, p in zip(SIDES, (before, after), strict=True)
+        ]
+        self.add("agent_health", captures.health(BEFORE.from_ns, AFTER.to_ns))
+
+    def add(self, table: str, data: Any) -> None:
+        self.segments += 1
+        captures.write(self.root, table, data, f"{self.segments:06d}")
+
+    def windows(self, side: int, **columns: Any) -> None:
+        self.add("device_windows", captures.device_windows(self.starts[side], **columns))
+
+    def kernel(
+        self,
+        name: str,
+        scales: tuple[float | None, float | None] = (1.0, 1.0),
+        counts: tuple[int, int] = (N, N),
+        launched: bool = True,
+        base: int = 80_000,
+        **columns: Any,
+    ) -> tuple[int, int]:
+        """Launch it evenly; the executions are those in device windows. Returns how many these are."""
+        timed = [0, 0]
+        for side, (window, scale, count) in enumerate(zip(SIDES, scales, counts, strict=True)):
+            if scale is None:
+                continue
+            times = captures.spread(window.from_ns, window.to_ns, count)
+            if launched:
+                self.add("cuda_events", captures.launches(name, times, batch_launches=24))
+            times = times[captures.inside(times, self.starts[side])]
+            draws = np.random.default_rng(self.segments).lognormal(0.0, 0.1, len(times))
+            timed[side] = len(times)
+            self.add(
+                "kernel_executions", captures.executions(name, times, (base * scale * draws).astype(int), **columns)
+            )
+        return timed[0], timed[1]
+
+    def compare(self, **options: Any) -> Report:
+        with CaptureStore(self.root) as store:
+            return compare(Evidence(store, BEFORE), Evidence(store, AFTER), Options(**options))
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> Capture:
+    made = Capture(tmp_path / "capture")
+    for side in (0, 1):
+        made.windows(side, executions=101)
+    return made
+
+
+def only(report: Report, name: str = "gelu") -> KernelReport:
+    (row,) = [row for row in report.kernels if row.kernel == name]
+    return row
+
+
+def test_executions_of_a_tenth_of_the_time_decide(capture: Capture) -> None:
+    timed = capture.kernel("gelu", (1.0, 1.24))
+    report = capture.compare()
+    row = only(report)
+    assert (row.verdict, row.metric, (row.n_before, row.n_after)) == (Verdict.REGRESSED, "device", timed)
+    assert report.before.device is not None
+    assert report.before.device.windows == 60
+    assert report.before.device.covered_ns == 60 * SECOND
+    # The process lives from its first launch to its last.
+    last = captures.spread(T0, T0 + 10 * MINUTE, N)[-1] - T0
+    assert report.before.device.coverage == pytest.approx(60 * SECOND / last)
+    assert report.warnings == ()
+    text = output_format("table").render(report, 200, colour=False)
+    assert f"{N:,} launches, {timed[0]:,} timed on the device, device time known for 10.0% of the window" in text
+    document = json.loads(output_format("json").render(report, 80, colour=False))
+    assert document["before"]["device"]["executions"] == 60 * 101
+
+
+def test_rows_without_device_windows_were_timed_all_the_time(tmp_path: Path) -> None:
+    capture = Capture(tmp_path, 0, 0)
+    capture.kernel("gelu")
+    report = capture.compare()
+    assert report.after.device is not None
+    assert (report.after.device.windows, report.after.device.coverage) == (0, 1.0)
+    assert "device time known" not in output_format("table").render(report, 200, colour=False)
+
+
+@pytest.mark.parametrize(("uncollected", "dropped", "lost", "lossy"), [(20, 20, 21, False), (20, 20, 22, True)])
+def test_losses_of_device_windows_bar_device_time_only(
+    tmp_path: Path, uncollected: int, dropped: int, lost: int, lossy: bool
+) -> None:
+    capture = Capture(tmp_path)
+    capture.kernel("gelu", (1.0, 1.24))
+    for window, scale in zip(SIDES, (1.0, 1.3), strict=True):
+        times = captures.spread(window.from_ns, window.to_ns, N)
+        values = (80_000 * scale * np.random.default_rng(5).lognormal(0, 0.1, N)).astype(int)
+        capture.add("cuda_events", captures.launches("norm", times, completion_ns=values))
+    capture.windows(0, executions=100, ended="yielded")
+    missing = np.zeros((3, 60), int)
+    missing[:, 7] = uncollected, dropped, lost
+    capture.windows(1, executions=101, uncollected=missing[0], dropped=missing[1], lost=missing[2])
+    report = capture.compare()
+    assert report.after.device is not None
+    total = uncollected + dropped + lost
+    assert report.after.device.loss == pytest.approx(total / (60 * 101 + total))
+    assert only(report, "norm").verdict is Verdict.REGRESSED
+    assert report.exit_code == 1
+    row = only(report)
+    if lossy:
+        assert row.verdict is Verdict.INCONCLUSIVE
+        assert row.reasons[0].startswith(
+            "The device windows of the after window lack 62 of 6,122 executions, 1.01% (limit 1%; not collected 20, "
+            "no room in CUPTI 20, agent's ring full 22): no verdict on device time"
+        )
+        assert only(capture.compare(max_loss=0.02)).verdict is Verdict.REGRESSED
+        alone = capture.compare(patterns=["gelu"])
+        assert (alone.exit_code, alone.cause) == (3, row.reasons[0].rstrip("."))
+        completion = capture.compare(metric="completion", patterns=["norm"])
+        assert "device windows" not in " ".join(completion.notes)
+    else:
+        assert row.verdict is Verdict.REGRESSED
+
+
+def test_processes_without_device_windows_are_told(capture: Capture) -> None:
+    capture.kernel("gelu")
+    times = captures.spread(AFTER.from_ns, AFTER.to_ns, 997)
+    capture.add("cuda_events", captures.launches("gelu", times, host="host-2", pid=7, batch_launches=24))
+    report = capture.compare()
+    assert report.exit_code == 0
+    assert report.warnings == (
+        "997 launches on the host 'host-2' in the after window are of processes without device windows: "
+        "device times are of the other processes only",
+    )
+    assert report.after.device is not None
+    # Two processes lived all the time, one of them was timed a tenth of it.
+    assert report.after.device.coverage == pytest.approx(0.05, abs=0.001)
+
+
+def test_a_kernel_that_no_device_window_met_is_not_called_unrecorded(capture: Capture) -> None:
+    capture.kernel("norm")
+    times = captures.spread(BEFORE.from_ns, AFTER.to_ns, N)
+    capture.add("cuda_events", captures.launches("gelu", times, batch_launches=24))
+    assert only(capture.compare()).reasons[0].startswith("No run of it fell into a device window, and no launch")
+    assert only(capture.compare(metric="device")).reasons[0] == (
+        "No run of it fell into a device window in either window."
+    )
+
+
+def test_kernels_inside_graphs_are_judged_by_name(capture: Capture) -> None:
+    for window in SIDES:
+        times = captures.spread(window.from_ns, window.to_ns, N)
+        capture.add("cuda_events", captures.launches("", times, kind="graph_launch", completion_ns=900_000))
+    timed = capture.kernel("gelu", (1.0, 1.24), launched=False, graph_id=3, graph_node_id=5)
+    capture.kernel("norm", launched=False, graph_id=3, graph_node_id=6)
+    report = capture.compare()
+    assert [(r.kernel, r.verdict, r.metric) for r in report.kernels] == [
+        ("gelu", Verdict.REGRESSED, "device"),
+        ("norm", Verdict.PASS, "device"),
+    ]
+    assert (only(report).n_before, only(report).n_after) == timed
+    assert any("are judged by device time" in note for note in report.notes)
+    assert GRAPHS not in {row.kernel for row in report.rare}
+
+
+def test_shares_count_what_ran_not_what_was_timed(capture: Capture) -> None:
+    """A kernel inside graphs has no launches of its own: what was timed stands for ten times as many."""
+    capture.kernel("gelu", counts=(60_013, 60_013))
+    _, timed = capture.kernel("node", counts=(6_007, 6_007), launched=False)
+    report = capture.compare()
+    assert timed == 601
+    # 6,010 of 66,023, not 601 of 60,614: more than --max-unjudged.
+    assert [row.kernel for row in report.rare] == []
+    assert only(report, "node").verdict is Verdict.NOT_ENOUGH_DATA
+    report = capture.compare(max_unjudged=0.1)
+    assert report.rare_launches == pytest.approx(6_010 / 66_023, rel=1e-3)
+    assert report.rare_time == pytest.approx(6_010 / 66_023, rel=0.05)
+
+
+def test_a_window_that_was_timed_all_the_time_beside_one_that_was_not(tmp_path: Path) -> None:
+    """Ten times the executions at one rate: the same traffic."""
+    capture = Capture(tmp_path, 0, TENTH)
+    capture.windows(0, executions=100)
+    capture.windows(1, executions=100)
+    before, after = capture.kernel("gelu", counts=(300_007, 300_007))
+    assert before > 9 * after
+    small = capture.kernel("small", counts=(9_001, 9_001))
+    swapped = capture.kernel("swapped", counts=(1_009, 60_013))
+    report = capture.compare()
+    assert only(report).verdict is Verdict.PASS
+    assert [(r.kernel, r.n_before, r.n_after) for r in report.rare] == [("small", *small)]
+    assert swapped[0] < 2_000 < swapped[1]
+    assert only(report, "swapped").verdict is Verdict.NOT_ENOUGH_DATA
+
+
+@pytest.mark.parametrize("counts", [(30_011, 300_007), (300_007, 30_011)])
+def test_a_faster_kernel_at_another_rate_is_an_improvement(capture: Capture, counts: tuple[int, int]) -> None:
+    timed = capture.kernel("gelu", (1.0, 0.5), counts)
+    capture.kernel("norm", counts=(N, N))
+    report = capture.compare()
+    row = only(report)
+    assert (row.verdict, report.exit_code) == (Verdict.IMPROVED, 0)
+    assert (row.n_before, row.n_after) == timed
+    assert only(report, "norm").verdict is Verdict.PASS
+    capture.kernel("new", (None, 1.0))
+    capture.kernel("old", (1.0, None), counts=(300_007, 1))
+    assert only(capture.compare(renames=["old=new"]), "new").verdict is Verdict.PASS
+
+
+def test_every_measure_stands_beside_the_judged_one(tmp_path: Path) -> None:
+    capture = Capture(tmp_path)
+    values: dict[str, list[np.ndarray]] = {"completion": [], "launch": []}
+    for side, window in enumerate(SIDES):
+        times = captures.spread(window.from_ns, window.to_ns, N)
+        rng = np.random.default_rng(side)
+        values["completion"].append(rng.integers(100_000, 900_000, N))
+        values["launch"].append(rng.integers(5_000, 9_000, N))
+        columns = {"completion_ns": values["completion"][side], "duration_ns": values["launch"][side]}
+        capture.add("cuda_events", captures.launches("gelu", times, **columns, batch_launches=24))
+    capture.kernel("gelu", (1.0, 1.24), launched=False)
+    capture.kernel("norm")
+    report = capture.compare()
+    assert [m.metric for m in only(report).others] == ["completion", "launch"]
+    for measure in only(report).others:
+        told = (measure.value_before, measure.value_after)
+        truth = [int(np.quantile(v, 0.99, method="inverted_cdf")) for v in values[measure.metric]]
+        assert told == tuple(truth)
+        assert measure.ratio == pytest.approx(truth[1] / truth[0])
+        assert (measure.n_before, measure.n_after) == (N, N)
+    # What passes is shown only where asked for.
+    assert only(report, "norm").others == ()
+    assert [m.metric for m in only(capture.compare(all_metrics=True), "norm").others] == ["launch"]
+    document = json.loads(output_format("json").render(report, 80, colour=False))
+    metrics = document["kernels"][0]["metrics"]
+    assert [(name, m["judged"]) for name, m in metrics.items()] == [
+        ("device", True),
+        ("completion", False),
+        ("launch", False),
+    ]
+    table = output_format("table").render(report, 100, colour=False).splitlines()
+    (place,) = [i for i, line in enumerate(table) if line.startswith("gelu ")]
+    assert [line.split()[:3] for line in table[place + 1 : place + 3]] == [
+        ["completion", "not", "judged"],
+        ["launch", "not", "judged"],
+    ]
