@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import subprocess
@@ -13,10 +14,11 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from kdiff.agent.bpf import Probe, Program
-from kdiff.agent.doctor_program import COUNTER, START, function, installed
+from kdiff.agent.bpf import Probe, Program, explain_attach
+from kdiff.agent.doctor_program import COUNTER, START, functions, installed
 from kdiff.agent.errors import AgentError
 from kdiff.agent.ring import Ring
+from kdiff.probes.device_wire import HANDED
 from kdiff.probes.points import POINTS, Step
 from kdiff.probes.program import Tracing, cookie, machine
 from kdiff.probes.wire import EVENT, Kind
@@ -27,12 +29,17 @@ Found = dict[str, Any]
 def ask(what: str, timeout_s: float, python: str = sys.executable) -> Found:
     """What the child found; {'error': sentence} when it did not answer in time, or ended without an answer."""
     command = [python, "-P", "-m", "kdiff.agent.doctor_child", what]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
-        try:
-            out, complaint = child.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            return {"error": f"no answer within {timeout_s:.0f} s"}
+    try:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    except OSError as error:
+        return {"error": f"{python} cannot be started ({error.strerror})"}
+    try:
+        out, complaint = child.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # what hangs in a driver does not end by that
+            child.communicate(timeout=1)
+        return {"error": f"no answer within {timeout_s:.0f} s"}
     try:
         found = json.loads(out.splitlines()[-1])
         if isinstance(found, dict):
@@ -68,30 +75,32 @@ def _load(tracing: Tracing, found: Found) -> Program:
 
 def _events(program: Program, tracing: Tracing, path: str) -> Found:
     point = next(p for p in POINTS if p.symbol == "cuCtxSynchronize")
-    at = function(machine())
-    ring = Ring(program.map("events").map_fd, tracing.event_pages * 4096, EVENT)
-    found: Found = {}
+    function, handover = functions(machine())
+    events = Ring(program.map("events").map_fd, tracing.event_pages * 4096, EVENT)
+    batches = Ring(program.map("device").map_fd, tracing.device_pages * 4096, HANDED)
+    program.attach(path, [Probe(START, Step.INIT)], "lifecycle_entry")
+    program.attach(path, [Probe(function)], "call_return", returns=True)
+    program.attach(path, [Probe(function, cookie(tracing, point))], "call_entry")
+    found: Found = {"device": "", "hung": False}
+    child = subprocess.Popen([path], stdin=subprocess.PIPE)
     try:
-        program.attach(path, [Probe(START, Step.INIT, COUNTER)], "lifecycle_entry")
-        found["counter"] = True
-    except OSError as error:
-        found["counter"] = False
-        found["counter_error"] = error.strerror
-        program.attach(path, [Probe(START, Step.INIT)], "lifecycle_entry")
-    program.attach(path, [Probe(at)], "call_return", returns=True)
-    program.attach(path, [Probe(at, cookie(tracing, point))], "call_entry")
-    child = subprocess.Popen([path], stdin=subprocess.DEVNULL)
-    try:
-        found["exit"] = child.wait(timeout=5)
+        try:
+            program.attach_to(child.pid, path, Probe(handover, 0, COUNTER), "device_entry")
+        except OSError as error:
+            found["device"] = explain_attach(error)
+        child.communicate(b"\n", timeout=5)
     except subprocess.TimeoutExpired:
+        found["hung"] = True
+    finally:
         child.kill()
         found["exit"] = child.wait()
-    events = ring.read()
+    seen, handed = events.read(), batches.read()
     return found | {
         "pid": child.pid,
-        "pids": sorted({int(pid) for pid in events["pid"]}),
-        "entries": int((events["kind"] == Kind.INIT).sum()),
-        "results": [int(status) for status in events["status"][events["kind"] == Kind.SYNC]],
+        "pids": sorted({int(pid) for pid in seen["pid"]}),
+        "entries": int((seen["kind"] == Kind.INIT).sum()),
+        "results": [int(status) for status in seen["status"][seen["kind"] == Kind.SYNC]],
+        "handed": [batch["batch"].tobytes()[: int(batch["bytes"])].decode("latin-1") for batch in handed],
     }
 
 
@@ -111,7 +120,7 @@ def ask_nvml() -> Found:
         "driver": str(pynvml.nvmlSystemGetDriverVersion()),
         "cuda": _or_none(pynvml.nvmlSystemGetCudaDriverVersion_v2),
         "gpus": gpus,
-        "confidential": bool(confidential and confidential.ccFeature),
+        "confidential": bool(confidential and confidential.ccFeature and not confidential.devToolsMode),
     }
 
 

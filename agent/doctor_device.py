@@ -157,11 +157,15 @@ def is_device_library(path: str | Path) -> bool:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # it may be a FIFO
     except OSError:
         return False
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_size > _LIBRARY_BYTES:
             return False
-        return HANDOVER.encode() + b"\0" in file.read(_LIBRARY_BYTES)
+        return HANDOVER.encode() + b"\0" in os.read(descriptor, _LIBRARY_BYTES)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
 
 
 def injected(environment: Mapping[str, str], group: str, root: str = "") -> list[Check]:

@@ -6,9 +6,14 @@ from typing import Final
 
 from kdiff.agent.doctor_check import Answer, Check, fail, ok, warn
 from kdiff.agent.doctor_child import Found
-from kdiff.agent.doctor_program import RESULT
+from kdiff.agent.doctor_program import HANDED, RESULT
 
 GROUP: Final = "Probes"
+
+
+def not_tried() -> Check:
+    """In place of a trial that would only be refused."""
+    return warn(GROUP, "BPF program", "not tried without permission", "run doctor as root", Answer.FAILS)
 
 
 def probes(found: Found) -> list[Check]:
@@ -17,17 +22,20 @@ def probes(found: Found) -> list[Check]:
         fact, _, mend = str(found["error"]).partition(": ")
         if "kind" in found:
             fact, mend = f"{found['kind']}: {found['error']}", ""
-        return [fail(GROUP, "BPF program", fact, mend or "run it again with KDIFF_DEBUG=1, and report it")]
+        return [fail(GROUP, "BPF program", fact, mend or "please report it, with the end of the kernel's log (dmesg)")]
     way = "uprobe_multi" if found["multi"] else "a perf event each, as before Linux 6.6"
     return [
         ok(GROUP, "BPF program", f"loads, with BCC {found['bcc']}"),
         _uprobes(found, way),
         _returns(found),
-        _counter(found),
+        _device(found),
     ]
 
 
 def _uprobes(found: Found, way: str) -> Check:
+    if found["hung"]:
+        mend = "look into the kernel's log (dmesg), and report it"
+        return fail(GROUP, "uprobes", "a program that ran through a probe did not end", mend)
     if not found["entries"]:
         return fail(
             GROUP,
@@ -58,13 +66,15 @@ def _returns(found: Found) -> Check:
     return ok(GROUP, "return probes", "hit, with the function's result")
 
 
-def _counter(found: Found) -> Check:
-    """Without it the library in the traced program never learns that somebody listens."""
-    if not found["counter"]:
-        why = f"refused ({found['counter_error']})"
+def _device(found: Found) -> Check:
+    """Without the counter the library in the traced program never learns that somebody listens."""
+    if found["device"]:
+        why = found["device"]
     elif found["exit"] != 1:
-        why = f"taken, but the counter stayed at {found['exit']}"
+        why = f"the kernel counted {found['exit']} probes in the program in place of 1"
+    elif found["handed"] != [HANDED.decode()]:
+        why = "what a program handed over did not come"
     else:
-        return ok(GROUP, "reference counter", "counted in the probed program")
-    mend = "take Linux 4.20 or newer with CONFIG_UPROBE_EVENTS; until then launches and syncs are recorded"
-    return warn(GROUP, "reference counter", why, mend, Answer.FAILS)
+        return ok(GROUP, "device time", "a probe in one process, counted there; what it handed over came")
+    mend = "update the kernel, and report it with the end of its log (dmesg); launches and syncs are recorded"
+    return warn(GROUP, "device time", why, mend, Answer.FAILS)

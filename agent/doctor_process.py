@@ -135,7 +135,7 @@ def process(pid: int, found: Process | None, state: Path | None, may_kill: bool 
         mend = "record it with --no-return: this kernel may kill such a process at a return probe"
         checks.append(fail(group, "seccomp", "it runs under a filter", mend))
     elif found.filtered:
-        checks.append(ok(group, "seccomp", "a filter, which probes do not meet on this kernel"))
+        checks.append(ok(group, "seccomp", "a filter, harmless to probes on this kernel"))
     if found.tracer:
         mend = "end the debugger: probes and CUPTI may disturb it"
         checks.append(warn(group, "debugger", f"traced by {found.tracer}", mend, Answer.UNSURE))
@@ -171,8 +171,11 @@ def _device_time(found: Process, group: str) -> list[Check]:
     elif is_device_library(found.root + path) and found.mapped(Kind.DRIVER):
         mend = "restart it: the driver loads the library at its first call only, and says on stderr why it could not"
         checks.append(warn(group, "device library", "named, but not mapped", mend, Answer.FAILS))
-    for copy in found.mapped(Kind.CUPTI)[:1]:
-        checks.append(_mapped_cupti(copy, found.root, group))
+    given = found.environment.get(GIVEN_CUPTI, "")
+    if given:
+        checks.append(_cupti(given, f"{GIVEN_CUPTI}=", found.root, group))
+    elif found.mapped(Kind.CUPTI):
+        checks.append(_cupti(found.mapped(Kind.CUPTI)[0], "mapped: ", found.root, group))
     profilers = found.mapped(Kind.PROFILER)
     if profilers:
         mend = "windows are skipped while another tool has CUPTI: start it without nsys, ncu or cuda-gdb"
@@ -180,12 +183,14 @@ def _device_time(found: Process, group: str) -> list[Check]:
     return checks
 
 
-def _mapped_cupti(path: str, root: str, group: str) -> Check:
+def _cupti(path: str, how: str, root: str, group: str) -> Check:
+    if not os.path.exists(root + path):
+        return warn(group, "CUPTI", f"{how}{path} is not there", "start it with the path of a libcupti", Answer.FAILS)
     release = cupti_release(root + path)
     if release not in KNOWN_RELEASES:
         mend = "use CUDA 12 or 13: the records of other releases are not known to kdiff"
-        return warn(group, "CUPTI", f"mapped: {path} (CUDA {release or 'unknown'})", mend, Answer.FAILS)
-    return ok(group, "CUPTI", f"of CUDA {release}, mapped: {path}")
+        return warn(group, "CUPTI", f"{how}{path} (CUDA {release or 'unknown'})", mend, Answer.FAILS)
+    return ok(group, "CUPTI", f"of CUDA {release}, {how}{path}")
 
 
 def _environment(pid: int) -> dict[str, str]:
@@ -222,10 +227,9 @@ def command(words: Sequence[str], environment: Mapping[str, str], state: Path | 
     drivers = [path for path in files if _DRIVER.match(os.path.basename(path))]
     runtimes = [path for path in files if os.path.basename(path).startswith("libcudart.so")]
     checks = [ok(group, "program", program), *(driver_library(drivers, state, group) if drivers else [])]
-    known = f"{len({os.path.realpath(p) for p in drivers + runtimes})} CUDA libraries are known before it starts"
-    shown = f"{known}: {', '.join(dict.fromkeys(map(os.path.basename, drivers + runtimes)))}"
     if drivers or runtimes:
-        checks.append(ok(group, "libraries", shown))
+        shown = ", ".join({os.path.realpath(path): path for path in drivers + runtimes}.values())
+        checks.append(ok(group, "libraries", f"probed before it starts: {shown}"))
     else:
         mend = "its first calls may be missed: set LD_LIBRARY_PATH to where its CUDA libraries are"
         checks.append(warn(group, "libraries", "no CUDA library is known before it maps one", mend))
