@@ -1,0 +1,186 @@
+"""Device time on a real GPU: what windows cost, whether they tell the truth, and whether they harm a profiler.
+
+    python tests/bench/torch_device.py [--agent kdiff-agent] [--only throughput,accuracy,profiler,memory]
+
+Needs root, a GPU, PyTorch and Triton. The loads are torch_device_load.py's.
+
+- throughput: one process a load, recorded in turns with windows and without, with the same probes.
+- accuracy: p50 and p99 of each kernel from windows of 10% against torch.profiler in the same process right after.
+- profiler: processes that start torch.profiler at a random moment, with windows 40% of the time: launches it saw.
+- memory: GPU and resident memory of a serving loop with windows of 100 ms a second, ten times as dense as the default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+LOAD = Path(__file__).with_name("torch_device_load.py")
+
+
+class Bench:
+    def __init__(self, agent: str, work: Path) -> None:
+        self.agent = agent
+        self.work = work
+        from kdiff.probes.device_library import library
+
+        self.library = library(work / "library")
+
+    def load(self, *arguments: str | float, device: str | None = "200/2000") -> subprocess.Popen[str]:
+        """A load, started and warm; `device`: its windows, None for no library at all."""
+        environment = {k: v for k, v in os.environ.items() if k not in ("LD_LIBRARY_PATH", "PYTHONPATH")}
+        if device:
+            environment |= {"CUDA_INJECTION64_PATH": str(self.library), "KDIFF_DEVICE_TIME": device}
+        command = [sys.executable, str(LOAD), *map(str, arguments)]
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if line != "ready\n":
+            raise SystemExit(f"{' '.join(command)} printed {line!r}: {process.communicate()[1]}")
+        return process
+
+    def record(self, name: str, *arguments: str | float) -> subprocess.Popen[str]:
+        """The agent, recording to a directory of that name."""
+        state = ["--state", str(self.work / "drivers.json")]
+        command = [self.agent, "record", "-o", str(self.work / name), *state, *map(str, arguments)]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    def rows(self, name: str, table: str) -> Any:
+        """A table of a capture, as pandas has it."""
+        folder = self.work / name / table
+        return pq.read_table(folder).to_pandas() if folder.is_dir() else None
+
+
+def end(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """What a load printed. It must have ended well and written nothing to stderr that a user would take for harm."""
+    out, err = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"{process.args} ended with {process.returncode}: {err}")
+    return {**json.loads(out.splitlines()[-1]), "stderr": err}
+
+
+def throughput(bench: Bench, pairs: int = 4, seconds: float = 8.0) -> None:
+    for load in ("launch", "graph", "gpu"):
+        for windows in ("200/2000", "always"):
+            process = bench.load(load, "--seconds", (pairs * 2 + 1) * (seconds + 2.5), device=windows)
+            stretches: dict[str, list[tuple[float, float]]] = {"on": [], "off": []}
+            order = [way for pair in range(pairs) for way in (("off", "on") if pair % 2 == 0 else ("on", "off"))]
+            for turn, way in enumerate(order if windows != "always" else order[:4]):
+                agent = bench.record(
+                    f"{load}-{windows[:3]}-{turn}", "--pid", process.pid, "--duration", seconds, "--device-time", way
+                )
+                time.sleep(1.5)  # until the agent is there
+                stretches[way].append((time.time(), time.time() + seconds - 1.5))
+                agent.wait()
+            process.wait()
+            rates = np.array(end(process)["rates"])
+            means = {
+                way: [rates[(rates[:, 0] > a) & (rates[:, 0] < b), 1].mean() for a, b in spans]
+                for way, spans in stretches.items()
+            }
+            ratios = [on / off for on, off in zip(means["on"], means["off"], strict=True)]
+            print(
+                f"throughput {load:6} windows {windows:8}: on / off {statistics.mean(ratios):.4f} "
+                f"(each pair {', '.join(f'{r:.4f}' for r in ratios)})",
+                flush=True,
+            )
+
+
+def accuracy(bench: Bench) -> None:
+    truth = bench.work / "truth.json"
+    process = bench.load("serving", "--seconds", 60, "--truth", truth, "--profile", 6000, device="100/1000")
+    agent = bench.record("accuracy", "--pid", process.pid, "--duration", 60, "--device-time", "on")
+    end(process)
+    agent.wait()
+    from kdiff.agent.demangle import demangle
+
+    rows = bench.rows("accuracy", "kernel_executions")
+    windows = bench.rows("accuracy", "device_windows")
+    events = bench.rows("accuracy", "cuda_events")
+    covered = (windows["to_ns"] - windows["from_ns"]).sum() / (windows["to_ns"].max() - windows["from_ns"].min())
+    graphs, queued = rows["graph_id"] > 0, rows["queue_ns"] > 0
+    missing = {name: int(windows[name].sum()) for name in ("uncollected", "dropped", "lost")}
+    print(
+        f"accuracy: {len(windows)} windows, {covered:.1%} of the time, {len(rows)} executions, {graphs.mean():.1%} "
+        f"from graphs, queue time known for {queued.sum()} of {(~graphs).sum()}, {missing}, "
+        f"{(events['kind'] == 'launch').sum()} launches"
+    )
+    profiled: dict[str, list[int]] = {}
+    for name, durations in json.loads(truth.read_text()).items():
+        profiled.setdefault(demangle(name) if name.startswith("_Z") else name, []).extend(durations)
+    for name, group in sorted(rows.groupby(rows["kernel_name"].astype(str)), key=lambda item: -len(item[1])):
+        full = profiled.get(name)
+        if not full or len(group) < 1000:
+            continue
+        line = []
+        for quantile in (0.5, 0.99):
+            ours, theirs = (int(np.quantile(v, quantile, method="inverted_cdf")) for v in (group["duration_ns"], full))
+            line.append(f"p{100 * quantile:g} {ours} / {theirs} = {ours / theirs:.4f}")
+        print(f"  {len(group):7} / {len(full):7}  {'  '.join(line)}  {name[:60]}", flush=True)
+
+
+def profiler(bench: Bench, processes: int = 50, at_once: int = 10) -> None:
+    draw = random.Random(11)
+    agent = bench.record("profiler", "--device-time", "on")
+    counts: list[int] = []
+    said: list[str] = []
+    for _ in range(0, processes, at_once):
+        running = [
+            bench.load("launch", "--seconds", 3, "--profile-at", round(draw.uniform(0.1, 2.5), 3), device="200/500")
+            for _ in range(at_once)
+        ]
+        for process in running:
+            result = end(process)
+            counts += result["profiled"]
+            said += [line for line in result["stderr"].splitlines() if "kdiff" in line or "rror" in line]
+    agent.terminate()
+    report = agent.communicate()[1]
+    windows = bench.rows("profiler", "device_windows")
+    print(
+        f"profiler: started {len(counts)} times at random moments, saw 2,000 of 2,000 launches "
+        f"{sum(count == 2000 for count in counts)} times (others: {[c for c in counts if c != 2000]}), "
+        f"{(windows['ended'].astype(str) == 'yielded').sum()} of {len(windows)} windows yielded, "
+        f"printed on stderr: {said or 'nothing'}"
+    )
+    print("  the agent said: " + " | ".join(report.splitlines()[-6:]))
+    bare = end(bench.load("launch", "--seconds", 3, "--profile-at", 1, device=None))
+    print(f"  without kdiff it saw {bare['profiled']}", flush=True)
+
+
+def memory(bench: Bench, seconds: float = 480) -> None:
+    process = bench.load("serving", "--seconds", seconds, device="100/1000")
+    agent = bench.record("memory", "--pid", process.pid, "--device-time", "on")
+    result = end(process)
+    agent.wait()
+    windows = bench.rows("memory", "device_windows")
+    used = np.array(result["memory"])
+    half = len(used) // 2
+    gpu, resident = (" -> ".join(str(used[at, column]) for at in (1, half, -1)) for column in (1, 2))
+    print(f"memory: {len(windows)} windows in {seconds:.0f} s, GPU MB {gpu}, resident MB {resident}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Device time on a real GPU.")
+    parser.add_argument("--agent", default="kdiff-agent")
+    parser.add_argument("--only", default="throughput,accuracy,profiler,memory")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kdiff-bench-") as work:
+        bench = Bench(args.agent, Path(work))
+        for name in args.only.split(","):
+            {"throughput": throughput, "accuracy": accuracy, "profiler": profiler, "memory": memory}[name](bench)
+
+
+if __name__ == "__main__":
+    main()
