@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 
 from kdiff.probes.device_library import library
 from kdiff.probes.device_wire import BATCH, DEVICE, EXECUTION, NAME_HEADER, STATE, VERSION, WINDOW, Block, State
-from standins.standins import Call, Records, Truth, Workload, build, load_calls, load_truth, workload
+from standins.standins import Call, Records, Truth, Workload, build, cupti_ns, load_calls, load_truth, workload
 
 
 @dataclass(frozen=True)
@@ -148,11 +149,66 @@ def traced(directory: Path, *args: str | float | Path, env: Mapping[str, str] | 
 
 
 def run_traced(
-    directory: Path, *args: str | float | Path, env: Mapping[str, str] | None = None, timeout: float = 30
+    directory: Path,
+    *args: str | float | Path,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 30,
+    in_window: bool = False,
 ) -> Run:
-    """Run it to its end."""
+    """Run it to its end. `in_window`: launch nothing before the first window has opened."""
+    if in_window:
+        args = (*args, "--go-file", directory / "go")
+        env = {**(env or {}), "KDIFF_STANDIN_LISTEN_GO": str(directory / "go")}
     described = traced(directory, *args, env=env)
     done = subprocess.run(
         described.command, env=described.env, capture_output=True, text=True, timeout=timeout, check=False
     )
     return Run(done.returncode, done.stdout, done.stderr, directory)
+
+
+# ---- what tests share ----
+
+DENSE = {"KDIFF_DEVICE_TIME": "40/100", "KDIFF_DEVICE_BUDGET": "none"}
+ALWAYS = {"KDIFF_DEVICE_TIME": "always"}
+
+
+def by_call(records: Records, field: str = "correlation") -> Records:
+    """Records in the order of their launch calls, then of their starts."""
+    start = "start_ns" if field == "correlation" and "start_ns" in (records.dtype.names or ()) else "start"
+    ordered: Records = records[np.lexsort((records[start], records[field]))]
+    return ordered
+
+
+def check_executions(run: Run, observed: Records) -> None:
+    """Every observed execution was handed over once, each field as it was."""
+    found, true = by_call(run.batches.executions), by_call(observed)
+    assert len(found) == len(true)
+    np.testing.assert_array_equal(found["correlation"], true["correlation"])
+    assert [run.batches.names[n] for n in found["name"]] == [run.truth.names[k] for k in true["kernel"]]
+    for clock, field in (("start_ns", "start"), ("end_ns", "end")):
+        assert [cupti_ns(int(t)) for t in true[clock]] == found[field].tolist()
+    np.testing.assert_array_equal(found["grid"], true["grid"])
+    np.testing.assert_array_equal(found["block"], true["block"])
+    np.testing.assert_array_equal(found["dynamic_shared"], true["shared_bytes"])
+    np.testing.assert_array_equal(found["static_shared"], 256 * (true["kernel"] % 7))
+    np.testing.assert_array_equal(found["local_bytes"], 8 * (true["kernel"] % 5))
+    np.testing.assert_array_equal(found["registers"], 16 + 2 * (true["kernel"] % 100))
+    np.testing.assert_array_equal(found["stream"], true["queue"] + 7)
+    np.testing.assert_array_equal(found["graph_id"], true["graph"])
+    node_ids = np.where(true["graph"] > 0, true["graph"].astype(np.uint64) << 32 | (true["node"] + 1), 0)
+    np.testing.assert_array_equal(found["graph_node_id"], node_ids)
+    assert set(found["device"]) <= {0}
+    assert set(found["context"]) <= {1}
+
+
+def together(run: Callable[[Path, Any], Run], directory: Path, cases: Sequence[Any]) -> list[Run]:
+    """Runs of which each leaves the machine mostly idle, all at once."""
+    directories = [directory / str(i) for i in range(len(cases))]
+    with ThreadPoolExecutor(len(cases)) as pool:
+        return list(pool.map(run, directories, cases))
+
+
+def observed(run: Run) -> Records:
+    """What ran while CUPTI was collecting."""
+    records: Records = run.truth.executions[run.truth.executions["correlation"] > 0]
+    return records

@@ -3,6 +3,7 @@
  *
  * KDIFF_STANDIN_LISTEN_LIBRARY  the device library
  * KDIFF_STANDIN_LISTEN_SINK     the file: for each batch its length and executions as u32, then the batch
+ * KDIFF_STANDIN_LISTEN_GO       a file to make when the first window has opened
  * KDIFF_STANDIN_LISTEN          when to listen, as FROM_MS-UNTIL_MS[,FROM_MS-UNTIL_MS...] (always) */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -17,7 +18,10 @@
 
 #include "cuda_abi.h"
 
+#define BLOCK_DEVICES 2
+
 static int sink = -1;
+static const char *go;
 static volatile uint16_t *listeners;
 
 static void die(const char *what)
@@ -30,6 +34,12 @@ static void batch_handed(const void *batch, uint32_t bytes, uint32_t executions)
 {
     uint32_t head[2] = {bytes, executions};
     struct iovec parts[] = {{head, sizeof head}, {(void *)(uintptr_t)batch, bytes}};
+    uint32_t block;
+    memcpy(&block, (const uint8_t *)batch + 20, sizeof block);
+    if (go && block == BLOCK_DEVICES) { /* handed over as a window opens */
+        close(open(go, O_WRONLY | O_CREAT | O_CLOEXEC, 0644));
+        go = NULL;
+    }
     if (writev(sink, parts, 2) != (ssize_t)(sizeof head + bytes))
         die("cannot write");
 }
@@ -83,6 +93,7 @@ static void *listen_main(void *argument)
 EXPORT int InitializeInjection(void)
 {
     const char *path = getenv("KDIFF_STANDIN_LISTEN_LIBRARY"), *when = getenv("KDIFF_STANDIN_LISTEN");
+    go = getenv("KDIFF_STANDIN_LISTEN_GO");
     sink = open(getenv("KDIFF_STANDIN_LISTEN_SINK"), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library)

@@ -81,7 +81,7 @@ static void fork_child(void)
     if (pid < 0)
         fail("fork: %s", strerror(errno));
     if (pid == 0) {
-        usleep(100000);
+        usleep(20000);
         exit(CHILD_STATUS);
     }
     int status = -1;

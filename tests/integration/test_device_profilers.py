@@ -1,0 +1,134 @@
+"""The device library beside other users of CUPTI: they see what they would see without it, and it gives way.
+
+KDIFF_STANDIN_CUPTI_STRICT is on in each of these: callbacks registered in another's session end the process, as they
+did with the real library.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kdiff.probes.device_wire import Ended, State
+from standins.device_batches import ALWAYS, DENSE, Run, observed, run_traced, together
+from standins.standins import build
+
+MS = 1_000_000
+PROFILERS = ("libprofiler.so", "libprofiler-now.so", "libprofiler-dlsym.so")
+
+
+def sessions(seed: object, count: int, first: float, length: float, launches: int) -> list[str]:
+    """Options for sessions at random moments."""
+    draw = random.Random(str(seed))
+    options, at = [], first
+    for _ in range(count):
+        at += draw.uniform(0.01, 0.2)
+        options += ["--profile", f"{at:.4f}:{length}:{launches}"]
+        at += length
+    return options
+
+
+def check_profiler(run: Run, count: int, launches: int) -> None:
+    """The profiler saw each launch that it made, and nothing was said."""
+    assert (run.status, run.stderr) == (0, "")
+    reports = run.rate["profiles"]
+    assert len(reports) == count
+    wrong = [
+        report
+        for report in reports
+        if (report["launches"], report["own"]) != (launches, launches)
+        or report["subscribed"] or report["enabled"] or report["untimed"]
+        or report["unknown_buffers"] or report["lost_buffers"]
+    ]  # fmt: skip
+    assert wrong == []
+
+
+@pytest.mark.parametrize("manners", ["give", "finalize", "bare"])
+def test_a_profiler_at_random_moments(tmp_path: Path, manners: str) -> None:
+    def one(directory: Path, profiler: str) -> Run:
+        return run_traced(
+            directory,
+            *("--duration", 2.2, "--rate", 5000, "--threads", 2, "--manners", manners),
+            *("--profiler", build().build / profiler, "--profiler-first"),
+            *sessions((profiler, manners), 9, 0.1, 0.03, 101),
+            env={**DENSE, "KDIFF_DEVICE_TIME": "40/60"},
+        )
+
+    for run in together(one, tmp_path, PROFILERS):
+        check_profiler(run, 9, 101)
+        windows, reports = run.batches.windows, run.rate["profiles"]
+        assert Ended.YIELDED in set(windows["ended"])
+        assert np.any(windows["opened_ns"] > reports[-1]["off_ns"])
+        for report in reports:
+            assert not np.any((windows["opened_ns"] < report["off_ns"]) & (windows["closed_ns"] > report["on_ns"]))
+        # It misses nothing but what the profiler saw, and what ran as it yielded.
+        mine = observed(run)
+        for report in reports:
+            mine = mine[(mine["call_ns"] < report["on_ns"] - MS) | (mine["call_ns"] > report["off_ns"] + MS)]
+        missing = set(mine["correlation"]) - set(run.batches.executions["correlation"])
+        assert len(missing) <= windows["uncollected"].sum() <= 9 * 16
+
+
+def test_a_profiler_that_keeps_the_subscription(tmp_path: Path) -> None:
+    def one(directory: Path, profiler: str) -> Run:
+        return run_traced(
+            directory,
+            *("--duration", 1.5, "--rate", 5000, "--profiler", build().build / profiler, "--profiler-first"),
+            *sessions(profiler, 4, 0.3, 0.03, 101),
+            env={**DENSE, "KDIFF_DEVICE_TIME": "40/60"},
+        )
+
+    for run in together(one, tmp_path, PROFILERS):
+        check_profiler(run, 4, 101)
+        windows = run.batches.windows
+        assert len(windows) > 0
+        assert np.all(windows["closed_ns"] < run.rate["profiles"][0]["on_ns"])
+        states = [state for state, _ in run.batches.states]
+        assert states[-1] == State.BUSY
+        assert 8 <= states.count(State.BUSY) <= 40
+
+
+def test_a_profiler_that_is_loaded_inside_a_window(tmp_path: Path) -> None:
+    def one(directory: Path, profiler: str) -> Run:
+        return run_traced(
+            directory,
+            *("--duration", 1, "--rate", 5000, "--manners", "give", "--profiler", build().build / profiler),
+            *sessions(profiler, 3, 0.3, 0.03, 101),
+            env=ALWAYS,
+            in_window=True,
+        )
+
+    for run in together(one, tmp_path, PROFILERS):
+        check_profiler(run, 3, 101)
+
+
+def test_a_profiler_of_another_copy_of_cupti(tmp_path: Path) -> None:
+    run = run_traced(
+        tmp_path,
+        *("--duration", 1.5, "--rate", 9000, "--manners", "give", "--profiler-first"),
+        *("--profiler", build().profiler_dlsym),
+        *sessions("copy", 6, 0.1, 0.03, 101),
+        env={
+            **DENSE,
+            "KDIFF_DEVICE_TIME": "40/60",
+            "KDIFF_DEVICE_CUPTI": str(build().cupti),
+            "KDIFF_STANDIN_PROFILER_CUPTI": str(build().cupti12),
+        },
+    )
+    check_profiler(run, 6, 101)
+    assert {call.version for call in run.calls} == {130001, 24}
+
+
+def test_a_profiler_while_flushing_takes_long(tmp_path: Path) -> None:
+    run = run_traced(
+        tmp_path,
+        *("--duration", 2, "--rate", 9000, "--manners", "give", "--profiler-first"),
+        *("--profiler", build().profiler),
+        *sessions("slow", 2, 0.2, 0.03, 101),
+        env={**ALWAYS, "KDIFF_STANDIN_CUPTI_FLUSH_MS": "100"},
+        in_window=True,
+    )
+    check_profiler(run, 2, 101)
