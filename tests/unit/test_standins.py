@@ -25,6 +25,7 @@ from standins.standins import (
     Records,
     Standins,
     build,
+    load_calls,
     load_truth,
     run_workload,
     workload,
@@ -46,6 +47,7 @@ RUNTIME_PROBES = """
 OTHER_DRIVER_EXPORTS = """
     cuDriverGetVersion cuDeviceGet cuDeviceGetCount cuCtxCreate_v2 cuDevicePrimaryCtxRetain cuCtxSetCurrent
     cuCtxGetCurrent cuEventCreate cuEventDestroy_v2 cuStreamIsCapturing cuGraphExecDestroy cuGraphDestroy
+    cuDeviceGetUuid cuDeviceGetUuid_v2 cuMemGetInfo_v2
 """
 
 INVALID_VALUE, INVALID_HANDLE, CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED = 1, 400, 900, 901
@@ -440,3 +442,67 @@ def test_a_change_takes_effect_at_its_second(tmp_path: Path) -> None:
 def test_long_names_reach_the_truth(tmp_path: Path) -> None:
     _, truth = run_workload("--name-length", 2000, "--kernel", "_Z1a:1", "--launches", 3, truth=tmp_path / "truth")
     assert [len(name) for name in truth.names] == [2000]
+
+
+# ---- profiling ----
+
+
+@pytest.mark.parametrize("profiler", ["profiler", "profiler_now", "profiler_dlsym"])
+def test_a_profiler_sees_the_launches_of_its_sessions(standins: Standins, tmp_path: Path, profiler: str) -> None:
+    sessions = ("--profile", "0.05:0.1:211", "--profile", "0.2:0.1:307")
+    log = tmp_path / "calls"
+    rate, truth = run_workload(
+        *("--launches", 3001, "--rate", 9000, "--threads", 2, "--profiler", getattr(standins, profiler), *sessions),
+        truth=tmp_path / "truth",
+        env={"LD_LIBRARY_PATH": str(standins.build), "KDIFF_STANDIN_CUPTI_LOG": str(log)},
+    )
+    reports = rate["profiles"]
+    assert [(report["launches"], report["own"]) for report in reports] == [(211, 211), (307, 307)]
+    seen = sum(report["own"] + report["others"] for report in reports)
+    assert seen == np.count_nonzero(truth.executions["correlation"])
+    assert np.unique(truth.launches["correlation"]).size == seen + 1
+    assert sum(report["unknown_buffers"] + report["lost_buffers"] + report["untimed"] for report in reports) == 0
+    assert [call.function for call in load_calls(log)].count("cuptiSubscribe") == 1
+
+
+def test_nothing_is_observed_without_a_profiler(tmp_path: Path) -> None:
+    _, truth = run_workload("--launches", 101, truth=tmp_path / "truth")
+    assert not truth.records["correlation"].any()
+
+
+def test_callbacks_of_another_session_end_the_process(standins: Standins, tmp_path: Path) -> None:
+    # A copy of the profiler is another user of CUPTI, with callbacks of its own: both are on at once here.
+    source = tmp_path / "second.c"
+    source.write_text(
+        """
+        #include <dlfcn.h>
+        #include <stdlib.h>
+        struct session { char bytes[256]; } session;
+        int InitializeInjection(void)
+        {
+            void *library = dlopen(getenv("SECOND"), RTLD_NOW | RTLD_LOCAL);
+            void (*start)(int, struct session *);
+            *(void **)&start = dlsym(library, "profiler_start");
+            start(3, &session);
+            return 1;
+        }
+        """
+    )
+    injected = tmp_path / "second.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", injected, source], check=True)
+    env = {
+        "LD_LIBRARY_PATH": str(standins.build),
+        "CUDA_INJECTION64_PATH": str(injected),
+        "SECOND": str(standins.profiler),
+    }
+    sessions = ("--profiler", standins.profiler_dlsym, "--manners", "bare", "--profile", "0:0.01:7")
+    run = workload("--launches", 1009, "--rate", 5000, *sessions, env=env).run
+    report = run()["profiles"][0]
+    assert report["own"] == 7
+    with pytest.raises(RuntimeError, match=r"ended with -6: .*another's session"):
+        workload("--launches", 1009, *sessions, env={**env, "KDIFF_STANDIN_CUPTI_STRICT": "1"}).run()
+
+
+def test_an_injected_library_that_is_missing_is_ignored(tmp_path: Path) -> None:
+    env = {"CUDA_INJECTION64_PATH": str(tmp_path / "missing.so")}
+    assert workload("--launches", 11, env=env).run()["launches"] == 11
