@@ -128,26 +128,20 @@ def library(build: Callable[[Path], Path] = device_library.library, places: Iter
 
     `places`: where it is kept once it is built.
     """
-    given = os.environ.get("KDIFF_DEVICE_LIBRARY")
+    kept = device_library.built(places)
+    if not os.environ.get("KDIFF_DEVICE_LIBRARY") and kept is not None:
+        return ok(GROUP, "library", str(kept))
     with tempfile.TemporaryDirectory(prefix="kdiff-doctor-") as scratch:
-        complaint = ""
         try:
             made = build(Path(scratch))
+            complaint = "" if is_device_library(made) else f"{made} is none: set KDIFF_DEVICE_LIBRARY to a built one"
         except DeviceLibraryError as error:
             complaint = str(error)
-        else:
-            if not is_device_library(made):
-                complaint = f"{made} is none: set KDIFF_DEVICE_LIBRARY to a library that kdiff has built"
-            elif given:
-                return ok(GROUP, "library", f"{made}, as KDIFF_DEVICE_LIBRARY says")
-        # Whatever came of it, the folder that is named for this version of the sources has been made.
-        for version in os.listdir(scratch):
-            for place in device_library._places() if places is None else places:
-                if is_device_library(place / version / device_library.NAME):
-                    return ok(GROUP, "library", str(place / version / device_library.NAME))
     if complaint:
         fact, _, mend = complaint.partition(": ")
         return warn(GROUP, "library", fact, mend or "set KDIFF_DEVICE_LIBRARY to one built elsewhere", Answer.FAILS)
+    if os.environ.get("KDIFF_DEVICE_LIBRARY"):
+        return ok(GROUP, "library", f"{made}, as KDIFF_DEVICE_LIBRARY says")
     return ok(GROUP, "library", "can be built here, and is at the first recording that wants it")
 
 

@@ -8,6 +8,9 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Final
@@ -46,7 +49,7 @@ class DeviceLibraryError(Exception):
 def library(directory: Path | None = None) -> Path:
     """The built library; builds it when it is not there yet. Raises DeviceLibraryError.
 
-    `directory`: where it is kept; the first of /var/lib/kdiff and the user's cache that can be written unless given.
+    `directory`: where it is kept; the first of `places()` that can be written unless given.
     KDIFF_DEVICE_LIBRARY names one built elsewhere.
     """
     given = os.environ.get("KDIFF_DEVICE_LIBRARY")
@@ -54,39 +57,60 @@ def library(directory: Path | None = None) -> Path:
         if not Path(given).is_file():
             raise DeviceLibraryError(f"KDIFF_DEVICE_LIBRARY={given} is no file: name a built {NAME}")
         return Path(given).absolute()
-    header = library_header()
-    with as_file(files("kdiff.probes") / "device") as sources:
-        texts = {path.name: path.read_bytes() for path in sorted(sources.glob("*.[ch]"))}
-        version = hashlib.blake2b(
-            b"\0".join([*texts.values(), header.encode(), " ".join(_FLAGS + _LINK).encode()]), digest_size=8
-        ).hexdigest()
-        for place in [directory] if directory else _places():
-            target = place / f"{platform.machine()}-{version}" / NAME
-            if target.is_file():
-                return target
-            try:
-                target.parent.mkdir(parents=True, exist_ok=True)
-            except OSError:
-                continue
-            if os.access(target.parent, os.W_OK):
-                _build(sources, header, target)
-                return target
+    candidates = [directory] if directory else places()
+    found = built(candidates)
+    if found is not None:
+        return found
+    for place in candidates:
+        target = place / version() / NAME
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(target.parent, os.W_OK):
+            with _sources() as sources:
+                _build(sources, target)
+            return target
     raise DeviceLibraryError(f"{NAME} cannot be written anywhere: set KDIFF_DEVICE_LIBRARY to one built elsewhere")
 
 
-def _places() -> list[Path]:
+def places() -> list[Path]:
+    """Where built libraries are kept, one folder a version: root's for every process, then the user's own."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return [Path("/var/lib/kdiff/device"), Path(cache) / "kdiff" / "device"]
 
 
-def _build(sources: Path, header: str, target: Path) -> None:
+def built(candidates: Iterable[Path] | None = None) -> Path | None:
+    """The library as it is kept in one of the places, if it is."""
+    for place in places() if candidates is None else candidates:
+        target = place / version() / NAME
+        if target.is_file():
+            return target
+    return None
+
+
+@cache
+def version() -> str:
+    """Machine and sources: a library of another version does not speak this agent's format."""
+    with _sources() as sources:
+        texts = [path.read_bytes() for path in sorted(sources.glob("*.[ch]"))]
+    texts += [library_header().encode(), " ".join(_FLAGS + _LINK).encode()]
+    digest = hashlib.blake2b(b"\0".join(texts), digest_size=8).hexdigest()
+    return f"{platform.machine()}-{digest}"
+
+
+def _sources() -> AbstractContextManager[Path]:
+    return as_file(files("kdiff.probes") / "device")
+
+
+def _build(sources: Path, target: Path) -> None:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise DeviceLibraryError(
             f"there is no C compiler to build {NAME} with: apt-get install gcc libc6-dev, or set KDIFF_DEVICE_LIBRARY"
         )
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".making-") as work:
-        (Path(work) / "device_wire.h").write_text(header)
+        (Path(work) / "device_wire.h").write_text(library_header())
         made = Path(work) / NAME
         command = [compiler, *_FLAGS, f"-I{work}", f"-I{sources}", "-include", "portable.h", "-o", str(made)]
         command += [str(path) for path in sorted(sources.glob("*.c"))] + list(_LINK)

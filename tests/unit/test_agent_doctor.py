@@ -25,7 +25,7 @@ from kdiff.agent.doctor_process import Kind, Process
 from kdiff.agent.doctor_program import COUNTER, RESULT, START, functions, image, installed
 from kdiff.agent.elf import open_elf
 from kdiff.agent.errors import AgentError
-from kdiff.probes.device_library import NAME, DeviceLibraryError
+from kdiff.probes.device_library import NAME, DeviceLibraryError, version
 from kdiff.probes.device_wire import HANDOVER
 from standins.standins import build
 
@@ -325,7 +325,6 @@ def test_the_device_library_is_found_built_or_cannot_be(tmp_path: Path, monkeypa
         return device_library(directory / "x86_64-abc" / NAME)
 
     def has_no_compiler(directory: Path) -> Path:
-        (directory / "x86_64-abc").mkdir()
         raise DeviceLibraryError("there is no C compiler: apt-get install gcc")
 
     kept = tmp_path / "kept"
@@ -337,7 +336,7 @@ def test_the_device_library_is_found_built_or_cannot_be(tmp_path: Path, monkeypa
     assert check.device_time is Answer.FAILS
     device_library(kept / "x86_64-other" / NAME)
     assert doctor_device.library(has_no_compiler, [kept]).level is Level.WARN, "another version"
-    mine = device_library(kept / "x86_64-abc" / NAME)
+    mine = device_library(kept / version() / NAME)
     assert said(doctor_device.library(has_no_compiler, [tmp_path / "none", kept])) == ("ok", f"{mine} > ")
     monkeypatch.setenv("KDIFF_DEVICE_LIBRARY", str(mine))
     assert said(doctor_device.library(lambda _: mine, []))[1].startswith(f"{mine}, as KDIFF_DEVICE_LIBRARY")
