@@ -101,6 +101,10 @@ def compare_command(
         str,
         typer.Option("--max-unjudged", metavar="SHARE", help="Share that kernels too rare to judge may hold together."),
     ] = "5%",
+    one_gpu_model: Annotated[
+        bool,
+        typer.Option("--one-gpu-model", help="One host's GPUs calibrate another's completions."),
+    ] = False,
     show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """Compare two windows (the command without a subcommand)."""
@@ -134,6 +138,7 @@ def compare_command(
         renames=renames or (),
         on_undecided=on_undecided.value if on_undecided else None,
         unpaired=unpaired.value,
+        one_gpu_model=one_gpu_model,
         all_metrics=all_metrics or output is FormatName.JSON,
         max_loss=losses[0],
         max_unjudged=losses[1],

@@ -9,12 +9,14 @@ from typing import Final, Literal
 import numpy as np
 
 from kdiff.analysis import recorded
+from kdiff.analysis.calibration import Excess, read_excess
 from kdiff.analysis.evidence import GRAPHS, Counts, Evidence, Recording, holdings
-from kdiff.analysis.interval import Sample
+from kdiff.analysis.interval import Sample, tail_estimate
 from kdiff.analysis.measure import NO_DEVICE_TIME, MetricChoice, Plan, choose, gather
 from kdiff.analysis.pairing import pair_kernels, show
 from kdiff.analysis.quantiles import rank
 from kdiff.analysis.rare import Exposure, find_rare
+from kdiff.analysis.reasons import calibration_reason, calibration_report
 from kdiff.analysis.report import (
     EXIT_OK,
     EXIT_REGRESSED,
@@ -65,6 +67,7 @@ class Options:
         on_undecided: what exit code an undecided run gets; None is 3.
         unpaired: whether a kernel gone and another new leave the run undecided.
         all_metrics: read the measures beside the judged one of every kernel, not only of those that do not pass.
+        one_gpu_model: whether calibrations of hosts other than those judged may decide.
     """
 
     metric: MetricChoice = "auto"
@@ -76,6 +79,7 @@ class Options:
     on_undecided: Literal["pass", "fail"] | None = None
     unpaired: Literal["undecided", "ignore"] = "undecided"
     all_metrics: bool = False
+    one_gpu_model: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,10 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
     rare = find_rare(every, pairing.named, options.metric, needed, options.max_unjudged, exposure)
     plans = [plan for index, plan in enumerate(every) if index not in rare.plans]
     samples = gather(before, after, plans)
-    judgements = judge_all(samples, options.policy)
+    hosts = {row["host"] for evidence in sides.values() for row in evidence.processes}
+    excesses = read_excess((before, after), plans, options.policy.quantile, hosts)
+    deciding = {i: excess for i, excess in excesses.items() if options.one_gpu_model or not excess.foreign}
+    judgements = judge_all(samples, options.policy, deciding)
     with_syncs = any(plan.metric in ("completion", "graph") for plan in plans)
     losses = {side: recording.loss(with_syncs) for side, recording in recordings.items()}
     lossy = recorded.lossy(losses, options.max_loss)
@@ -113,6 +120,8 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
     rows = []
     for index, plan in enumerate(plans):
         row = _row(plan, judgements[index], samples[index], options)
+        if index in excesses:
+            row = _calibrated(row, samples[index], excesses[index], index in deciding, options.policy)
         why = lossy or (device_lossy if plan.metric == "device" and plan.in_both else [])
         if why:
             row = replace(row, verdict=Verdict.INCONCLUSIVE, reasons=(*why, *row.reasons))
@@ -183,6 +192,19 @@ def _row(
         reasons=tuple(reasons),
         isolated=plan.isolated,
     )
+
+
+def _calibrated(
+    row: KernelReport, samples: tuple[Sample | None, Sample | None], excess: Excess, decides: bool, policy: Policy
+) -> KernelReport:
+    """The row with what its bound says of the device."""
+    before, after = samples
+    if before is None or after is None:
+        return row
+    estimates = tail_estimate(before, policy.quantile), tail_estimate(after, policy.quantile)
+    calibration = calibration_report(*estimates, excess, decides, policy.alpha_pass)
+    reason = calibration_reason(calibration, policy.quantile)
+    return replace(row, calibration=calibration, reasons=(reason, *row.reasons))
 
 
 def _doubts(plan: Plan, options: Options) -> list[_Doubt]:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Final, Literal
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from kdiff.analysis.columns import column
@@ -15,7 +16,7 @@ from kdiff.analysis.device import DeviceRecording, read_recording
 from kdiff.analysis.interval import Sample
 from kdiff.analysis.window import Window, covered_ns, utc_short
 from kdiff.queries.errors import KdiffError
-from kdiff.queries.store import Store
+from kdiff.queries.store import Params, Store
 
 Metric = Literal["device", "completion", "launch", "graph"]
 
@@ -131,6 +132,10 @@ class Evidence:
             "to_ns": window.to_ns,
             "service": service,
         }
+
+    def query(self, name: str, params: Params) -> pa.Table:
+        """Run queries/sql/`name`.sql for this window and service; `params` add to these. Raises StoreError."""
+        return self.store.query(name, self._params | dict(params))
 
     def census(self) -> dict[str, Counts]:
         """Counts by kernel name; launches of graphs under GRAPHS. Raises StoreError."""

@@ -200,8 +200,13 @@ def ratio_interval(before: TailEstimate, after: TailEstimate, alpha: float) -> R
     infinite where one of the windows does not bound its quantile on the side that matters.
     """
     tick = joint_quantum(before, after)
-    value_b, lower_b, upper_b = _logs(before, alpha, tick)
-    value_a, lower_a, upper_a = _logs(after, alpha, tick)
+    return mover(_logs(before, alpha, tick), _logs(after, alpha, tick))
+
+
+def mover(before: tuple[float, float, float], after: tuple[float, float, float]) -> RatioLimits:
+    """Limits of a difference of logarithms from (value, lower, upper) of each."""
+    value_b, lower_b, upper_b = before
+    value_a, lower_a, upper_a = after
     theta = value_a - value_b
     low = theta - math.hypot(value_a - lower_a, upper_b - value_b)
     high = theta + math.hypot(upper_a - value_a, value_b - lower_b)

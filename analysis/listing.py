@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kdiff.analysis import output_text as text
+from kdiff.analysis.calibration import calibrate, excesses
 from kdiff.analysis.evidence import Evidence, Recording
 from kdiff.analysis.window import Window, length_text, utc, utc_short
 from kdiff.queries.printable import cells, printable
 
+_NO_EXCESS: Final[dict[str, int | None]] = {"excess_n": 0, "excess_p50_ns": None, "excess_p99_ns": None}
+
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The rows of queries/sql/kernels_between.sql and how well their window was recorded."""
+    """The rows of queries/sql/kernels_between.sql with each kernel's excess, and how well their window was recorded."""
 
     store: str
     window: Window
@@ -27,11 +33,26 @@ class Listing:
 def read(evidence: Evidence) -> Listing:
     """Read the kernels of a window. Raises StoreError."""
     rows = evidence.kernels()
+    excess = _excess(evidence) if any(row["executions"] and row["completions"] for row in rows) else {}
+    rows = [row | excess.get(row["kernel_key"], _NO_EXCESS) for row in rows]
     recording = evidence.recording()
     warnings = []
     if not recording.hosts:
         warnings.append("no agent's account covers the window: what was lost is not known")
     return Listing(evidence.store.name, evidence.window, recording, rows, warnings)
+
+
+def _excess(evidence: Evidence) -> dict[int, dict[str, int]]:
+    """How far the completions of isolated launches lie above their device times, by kernel key, all hosts together."""
+    found: dict[int, list[NDArray[np.int64]]] = {}
+    for (key, _), values in excesses(evidence, [], always=False).items():
+        found.setdefault(key, []).append(values)
+    told = {}
+    for key, parts in found.items():
+        excess = calibrate(np.concatenate(parts), 0.99, (), foreign=False)
+        if excess is not None:
+            told[key] = {"excess_n": excess.n, "excess_p50_ns": excess.p50, "excess_p99_ns": excess.high}
+    return told
 
 
 def as_json(found: Listing) -> str:
@@ -44,7 +65,7 @@ def as_json(found: Listing) -> str:
         "lost": found.recording.lost,
         "loss": found.recording.loss(with_syncs=True),
         "coverage": found.recording.coverage,
-        "kernels": [{key: _finite(value) for key, value in row.items()} for row in found.rows],
+        "kernels": [{k: _finite(v) for k, v in row.items() if k != "kernel_key"} for row in found.rows],
     }
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
@@ -73,6 +94,11 @@ def as_table(found: Listing, width: int) -> str:
         columns += [
             ("compl. avg", [text.duration(r["completion_avg_ns"]) for r in found.rows]),
             ("compl. p99", [text.duration(r["completion_p99_ns"]) for r in found.rows]),
+        ]
+    if any(r["excess_n"] for r in found.rows):
+        columns += [
+            (f"excess {level}", [text.duration(r[f"excess_{level}_ns"]) for r in found.rows])
+            for level in ("p50", "p99")
         ]
     # The last columns give way first.
     columns += [(f"{end} seen", [utc(r[f"{end}_ns"])[11:19] for r in found.rows]) for end in ("last", "first")]

@@ -7,7 +7,7 @@ import math
 from typing import Any, Final
 
 from kdiff.analysis.quantiles import Quantiles
-from kdiff.analysis.report import DeviceReport, KernelReport, Measured, Report, WindowReport
+from kdiff.analysis.report import Calibration, DeviceReport, KernelReport, Measured, Report, WindowReport
 from kdiff.analysis.window import utc
 
 SCHEMA: Final = "kdiff/1"
@@ -94,6 +94,7 @@ def _kernel(kernel: KernelReport) -> dict[str, Any]:
         "mix_effect": None,
         "reasons": list(kernel.reasons),
         "metrics": {m.metric: _measured(m, judged) for m, judged in _measures(kernel)},
+        "calibration": None if kernel.calibration is None else _calibration(kernel.calibration),
     }
 
 
@@ -113,6 +114,21 @@ def _measured(measure: Measured, judged: bool) -> dict[str, Any]:
         "value_after": measure.value_after,
         "ratio": _number(measure.ratio),
         "ci": _limits(measure.ci),
+    }
+
+
+def _calibration(calibration: Calibration) -> dict[str, Any]:
+    return {
+        "n": calibration.n,
+        "excess_low": calibration.excess_low,
+        "excess_p50": calibration.excess_p50,
+        "excess_high": calibration.excess_high,
+        "hosts": list(calibration.hosts),
+        "decides": calibration.decides,
+        "value_before": calibration.value_before,
+        "value_after": calibration.value_after,
+        "ratio": _number(calibration.ratio),
+        "ci": _limits(calibration.ci),
     }
 
 

@@ -88,6 +88,31 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
+class Calibration:
+    """How far a bound lies above the device time it bounds, and what it says of the device then. Times in ns.
+
+    Attributes:
+        n: launches that have both times.
+        excess_low, excess_p50, excess_high: (1 - q)-, 0.5- and q-quantile of bound minus device time, q the judged one.
+        hosts: where it was measured.
+        decides: whether the verdict is about `ratio`; not where the hosts judged are others.
+        value_before, value_after: the judged quantile of the bound less excess_p50.
+        ratio, ci: of the device time, estimated; None where the bound may be all excess.
+    """
+
+    n: int
+    excess_low: int
+    excess_p50: int
+    excess_high: int
+    hosts: tuple[str, ...]
+    decides: bool
+    value_before: int
+    value_after: int
+    ratio: float | None
+    ci: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
 class KernelReport:
     """One kernel. Times in nanoseconds; value_* is the judged quantile.
 
@@ -111,6 +136,7 @@ class KernelReport:
     reasons: tuple[str, ...]
     isolated: bool = False
     others: tuple[Measured, ...] = ()
+    calibration: Calibration | None = None
 
     @property
     def judged(self) -> Measured:

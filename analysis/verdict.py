@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
-from kdiff.analysis.interval import Sample, TailEstimate, joint_quantum, ratio_interval, tail_estimate
+from kdiff.analysis.calibration import Excess, device_interval
+from kdiff.analysis.interval import RatioLimits, Sample, TailEstimate, joint_quantum, ratio_interval, tail_estimate
 from kdiff.analysis.multiple import holm
 from kdiff.analysis.quantiles import Quantiles, summary
 
@@ -114,16 +115,23 @@ class _Pair:
     margin: float
     quantum: int
     lack: tuple[str, ...]
+    excess: Excess | None = None
+
+    def limits(self, level: float) -> RatioLimits:
+        """Of the ratio that is judged: that of the values, or of the device time that they bound."""
+        if self.excess is not None:
+            return device_interval(self.before, self.after, self.excess, level)
+        return ratio_interval(self.before, self.after, level)
 
     @property
     def bar(self) -> float:
         return math.log1p(self.margin)
 
     def regressed_at(self, level: float) -> bool:
-        return ratio_interval(self.before, self.after, level).low > self.bar + _ROUNDING
+        return self.limits(level).low > self.bar + _ROUNDING
 
     def passes_at(self, level: float) -> bool:
-        return ratio_interval(self.before, self.after, level).high <= self.bar + _ROUNDING
+        return self.limits(level).high <= self.bar + _ROUNDING
 
     def p_regressed(self) -> float:
         """The smallest level whose interval excludes "at most the margin"; above 1/2 by the upper limit."""
@@ -137,8 +145,14 @@ def judge(before: Sample | None, after: Sample | None, policy: Policy) -> Judgem
     return judge_all({None: (before, after)}, policy)[None]
 
 
-def judge_all(samples: Mapping[K, tuple[Sample | None, Sample | None]], policy: Policy) -> dict[K, Judgement]:
+def judge_all(
+    samples: Mapping[K, tuple[Sample | None, Sample | None]],
+    policy: Policy,
+    excesses: Mapping[K, Excess] | None = None,
+) -> dict[K, Judgement]:
     """The verdicts on all kernels of a run, in the order given.
+
+    A kernel in `excesses` has values that bound its device time: the verdict is about the device time.
 
     Holm's procedure over the kernels with enough data keeps the chance of any false REGRESSED in the run below
     `alpha_regressed`. A kernel that would be REGRESSED alone but not among so many is INCONCLUSIVE and says so.
@@ -146,7 +160,7 @@ def judge_all(samples: Mapping[K, tuple[Sample | None, Sample | None]], policy: 
     pairs: dict[K, _Pair] = {}
     for key, (before, after) in samples.items():
         if before is not None and after is not None and before.durations_ns.size and after.durations_ns.size:
-            pairs[key] = _pair(before, after, policy)
+            pairs[key] = _pair(before, after, policy, (excesses or {}).get(key))
     p_values = {key: pair.p_regressed() for key, pair in pairs.items() if not pair.lack}
     regressed = holm(p_values, lambda key, level: pairs[key].regressed_at(level), policy.alpha_regressed)
     verdicts: dict[K, Judgement] = {}
@@ -177,13 +191,14 @@ def overall(verdicts: Iterable[Verdict]) -> Verdict:
     return Verdict.PASS if seen & {Verdict.PASS, Verdict.IMPROVED} else Verdict.INCONCLUSIVE
 
 
-def _pair(before: Sample, after: Sample, policy: Policy) -> _Pair:
+def _pair(before: Sample, after: Sample, policy: Policy, excess: Excess | None) -> _Pair:
     b, a = tail_estimate(before, policy.quantile), tail_estimate(after, policy.quantile)
     quantum = joint_quantum(b, a)
     # Without a visible tick the clock counts ns, and two of them are the least that can be told apart.
-    margin = max(policy.tolerance, QUANTA * quantum / max(b.value, quantum))
+    value = b.value - (excess.p50 if excess else 0)
+    margin = max(policy.tolerance, QUANTA * quantum / max(value, quantum))
     lack = tuple(reason for name, estimate in (("before", b), ("after", a)) for reason in _lack(name, estimate, policy))
-    return _Pair(b, a, margin, quantum, lack)
+    return _Pair(b, a, margin, quantum, lack, excess)
 
 
 def _lack(name: str, estimate: TailEstimate, policy: Policy) -> list[str]:
@@ -235,7 +250,9 @@ def _judged(pair: _Pair, p: float | None, regressed: bool, family: int, policy: 
     elif pair.passes_at(policy.alpha_pass):
         # A gain of no more than a tick may be the timer's.
         gain = 1.0 - pair.quantum / max(pair.before.value, pair.quantum)
-        verdict = Verdict.IMPROVED if gain > 0.0 and high < math.log(gain) else Verdict.PASS
+        verdict = (
+            Verdict.IMPROVED if gain > 0.0 and pair.limits(policy.alpha_pass).high < math.log(gain) else Verdict.PASS
+        )
     else:
         verdict = Verdict.INCONCLUSIVE
         reasons.append(_undecided(pair, family, policy))
@@ -261,8 +278,10 @@ def _undecided(pair: _Pair, family: int, policy: Policy) -> str:
             f"Alone this kernel would be REGRESSED, but among {family} kernels a difference of this size is "
             f"expected by chance too often: judge it alone (--kernel), or take longer windows."
         )
-    theta, _, high = ratio_interval(pair.before, pair.after, policy.alpha_pass)
-    low = ratio_interval(pair.before, pair.after, policy.alpha_regressed).low
+    if pair.excess is not None:
+        return "What the bound leaves open of the device time holds the margin: record device time in both windows."
+    theta, _, high = pair.limits(policy.alpha_pass)
+    low = pair.limits(policy.alpha_regressed).low
     gap = abs(pair.bar - theta)
     below = theta <= pair.bar + _ROUNDING
     reach = high - theta if below else theta - low

@@ -3,6 +3,7 @@
 -- two; on no rows it and avg() answer 0 and nan, hence the NULLs. All times are nanoseconds.
 SELECT
     kernel_name,
+    cityHash64(kernel_name) AS kernel_key,
     countIf(side = 'host') AS launches,
     countIf(side = 'host' AND completion_ns > 0) AS completions,
     if(completions = 0, NULL, avgIf(completion_ns, side = 'host' AND completion_ns > 0)) AS completion_avg_ns,

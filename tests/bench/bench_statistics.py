@@ -1,10 +1,12 @@
 """Calibration and power of the verdicts on synthetic latencies whose truth is known.
 
-    python tests/bench/bench_statistics.py [--repetitions 200] [--seed 1] [--buckets 120]
+    python tests/bench/bench_statistics.py [--repetitions 200] [--seed 1] [--buckets 120] [--only device-windows]
 
 Serving: lognormal launches (sigma 0.15), 3% of them slowed by contention, in a window of 60 minutes whose levels follow
 an AR(1) with rho 0.8; the analysis cuts it into `buckets`. Ticks: a nearly deterministic kernel on a 32 ns timer, whose
-slow values come in bursts. A rate from r repetitions has a standard error of sqrt(rate (1 - rate) / r).
+slow values come in bursts. Device windows: executions of short device windows only, each with a level of its own, or
+with a share of slow executions of its own. A rate from r repetitions has a standard error of
+sqrt(rate (1 - rate) / r).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from numpy.typing import NDArray
 
 from kdiff.analysis.interval import RECOMMENDED_BUCKETS, Sample, ratio_interval, tail_estimate
 from kdiff.analysis.verdict import Policy, Verdict, judge, judge_all
+from kdiff.analysis.window import NS, Window
 
 MINUTES = 60
 RHO = 0.8
@@ -77,6 +80,57 @@ class Bench:
         body = 2_000_000 + 40_000 * self.rng.random(n)
         tail = 2_100_000 * np.exp(self.rng.exponential(0.2, n))
         return Sample(np.where(slow, tail, body).astype(np.int64), tied.bucket, self.buckets)
+
+
+@dataclass(frozen=True)
+class DeviceWindows:
+    """A window of `minutes` in which the device is timed for `open_s` of every `period_s`, at a random moment of it."""
+
+    minutes: int
+    open_s: float
+    period_s: float
+    rate: int  # executions a second
+
+    def sample(self, rng: Rng, level: float, burst: float, factor: float = 1.0) -> Sample:
+        """Executions whose level moves by `level`, and whose share of slow ones by `burst`, from window to window."""
+        window = Window(0, self.minutes * 60 * NS)
+        buckets, width = window.buckets()
+        count = int(self.minutes * 60 / self.period_s)
+        starts = self.period_s * np.arange(count) + (self.period_s - self.open_s) * rng.random(count)
+        each = rng.poisson(self.rate * self.open_s, count)
+        which = np.repeat(np.arange(count), each)
+        times = starts[which] + self.open_s * rng.random(which.size)
+        logs = rng.normal(0.0, 0.15, which.size) + rng.normal(0.0, level, count)[which]
+        share = np.minimum(1.0, 0.03 * np.exp(rng.normal(0.0, burst, count) - 0.5 * burst * burst))
+        slowed = np.where(rng.random(which.size) < share[which], 1.0 + rng.exponential(0.3, which.size), 1.0)
+        durations = np.rint(50_000.0 * factor * slowed * np.exp(logs)).astype(np.int64)
+        return Sample(durations, (times * NS // width).astype(np.int32), buckets)
+
+
+def device_windows(rng: Rng, repetitions: int) -> None:
+    """Verdicts where all executions of a device window share its level."""
+    head(f"Device windows, no change ({repetitions} runs each)")
+    designs = (
+        ("5 min, 1 s in 10", DeviceWindows(5, 1.0, 10.0, 200)),
+        ("15 min, 1 s in 10", DeviceWindows(15, 1.0, 10.0, 100)),
+        ("60 min, 1 s in 10", DeviceWindows(60, 1.0, 10.0, 50)),
+        ("15 min, 10 s in 50", DeviceWindows(15, 10.0, 50.0, 50)),
+        ("2 min, 0.2 s in 2", DeviceWindows(2, 0.2, 2.0, 1000)),
+    )
+    for name, design in designs:
+        for level, burst in ((0.05, 0.0), (0.1, 0.0), (0.2, 0.0), (0.05, 1.0)):
+            row(
+                f"{name}, sd {level:.0%}, bursts {burst}",
+                repetitions,
+                lambda d=design, s=level, b=burst: (d.sample(rng, s, b), d.sample(rng, s, b)),
+            )
+    head("The same, slower by 20%")
+    for name, design in designs:
+        row(
+            f"{name}, sd 5%, bursts 0.0",
+            repetitions,
+            lambda d=design: (d.sample(rng, 0.05, 0.0), d.sample(rng, 0.05, 0.0, 1.2)),
+        )
 
 
 def verdicts(repetitions: int, pair: Callable[[], tuple[Sample, Sample]]) -> tuple[Counter[Verdict], float]:
@@ -140,7 +194,11 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=200, help="runs a scenario (default 200)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--buckets", type=int, default=RECOMMENDED_BUCKETS)
+    parser.add_argument("--only", choices=["device-windows"], help="leave out the rest")
     options = parser.parse_args()
+    if options.only:
+        device_windows(np.random.default_rng(options.seed), 5 * options.repetitions)
+        return
     bench, reps = Bench(np.random.default_rng(options.seed), options.buckets), options.repetitions
     started = time.perf_counter()
 
@@ -201,6 +259,7 @@ def main() -> None:
     print(f"\nRuns of 20 kernels, 6,000 launches each, any REGRESSED, % of {runs} runs")
     print(f"{'no change':<44}{100 * family(bench, runs, 20, 1.0):>10.1f}")
     print(f"{'all at the tolerance (ratio 1.05)':<44}{100 * family(bench, runs, 20, 1.05):>10.1f}")
+    device_windows(bench.rng, 5 * reps)
     print(f"\n{time.perf_counter() - started:.0f} s")
 
 
