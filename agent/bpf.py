@@ -12,6 +12,7 @@ import importlib.util
 import os
 import struct
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 from kdiff.agent.errors import AgentError
-from kdiff.probes.program import PROGRAMS, Tracing, include_dir, machine, source
+from kdiff.probes.program import ONE_PROCESS, PROGRAMS, Tracing, include_dir, machine, source
 
 _CAP_SYS_ADMIN: Final = 21
 _DISTRIBUTION_PACKAGES: Final = Path("/usr/lib/python3/dist-packages")
@@ -30,6 +31,7 @@ _BPF_TRACE_UPROBE_MULTI: Final = 48
 _LINK_ATTR_BYTES: Final = 64  # of union bpf_attr, through link_create.uprobe_multi
 _PERF_ATTR_BYTES: Final = 112  # PERF_ATTR_SIZE_VER5
 _PERF_FLAG_FD_CLOEXEC: Final = 8
+_PERF_COUNTER_SHIFT: Final = 32  # where a uprobe's `config` holds its counter's place: 32 bits
 _REFUSED: Final = (
     "the kernel or BCC refused the BPF program ({}): kdiff needs Linux 5.15 with CONFIG_BPF_SYSCALL and "
     "CONFIG_UPROBE_EVENTS, and BCC 0.18 or newer"
@@ -86,10 +88,22 @@ def check_permission() -> None:
 
 @dataclass(frozen=True)
 class Probe:
-    """One place to probe: bytes into the file, and what the program is told there."""
+    """One place to probe: bytes into the file, and what the program is told there.
+
+    `counter_offset`: bytes into the file to a uint16_t of its data, in which the kernel counts the probes on this
+    place, in each process that they are in; 0: none. For `attach_to`.
+    """
 
     offset: int
     cookie: int = 0
+    counter_offset: int = 0
+
+
+@dataclass
+class Link:
+    """A probe in one process."""
+
+    descriptors: Sequence[int]
 
 
 class Program:
@@ -107,6 +121,7 @@ class Program:
         self._calls = _SYSCALLS[machine()]
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._links: list[int] = []
+        self._fds: dict[str, int] = {}
         self.attached = 0
         bcc = _import_bcc()
         previous = os.environ.get("BCC_KERNEL_SOURCE")
@@ -128,7 +143,9 @@ class Program:
         """Loads every program, and for uprobe_multi asks the kernel whether it knows it. False when it does not."""
         self._bpf.funcs.clear()
         try:
-            self._fds = {name: self._bpf.load_func(name, bcc.BPF.KPROBE, None, attach_type).fd for name in PROGRAMS}
+            for name in PROGRAMS:
+                how = -1 if name in ONE_PROCESS else attach_type
+                self._fds[name] = self._bpf.load_func(name, bcc.BPF.KPROBE, None, how).fd
         except Exception:  # as above; the caller tries the older way, whose error is the one to show
             return False
         if attach_type != _BPF_TRACE_UPROBE_MULTI:
@@ -150,6 +167,24 @@ class Program:
                 self._links += self._link_perf(path, probe, self._fds[program], returns)
         self.attached += len(probes)
 
+    def attach_to(self, pid: int, path: str, probe: Probe, program: str) -> Link:
+        """Attaches to a place in a file in one process only, all of its threads. Raises OSError.
+
+        By a perf event on every kernel: uprobe_multi compares threads in place of processes before Linux 6.10.
+        """
+        assert program in ONE_PROCESS
+        link = Link(self._link_perf(path, probe, self._fds[program], returns=False, pid=pid))
+        self._links += link.descriptors
+        self.attached += 1
+        return link
+
+    def detach_from(self, link: Link) -> None:
+        """Removes what `attach_to` attached, soon: the kernel takes 0.1 s, for which nothing here waits."""
+        for descriptor in link.descriptors:
+            self._links.remove(descriptor)
+        self.attached -= 1
+        threading.Thread(target=_close, args=(link.descriptors,)).start()
+
     def _link_multi(self, path: str, probes: Sequence[Probe], program: int, returns: bool) -> int:
         name = ctypes.create_string_buffer(os.fsencode(path))
         offsets = (ctypes.c_uint64 * len(probes))(*(probe.offset for probe in probes))
@@ -161,13 +196,20 @@ class Program:
         attr = attr.ljust(_LINK_ATTR_BYTES, b"\0")
         return self._call(path, self._calls.bpf, _BPF_LINK_CREATE, attr, len(attr))
 
-    def _link_perf(self, path: str, probe: Probe, program: int, returns: bool) -> list[int]:
+    def _link_perf(self, path: str, probe: Probe, program: int, returns: bool, pid: int = 0) -> list[int]:
         name = ctypes.create_string_buffer(os.fsencode(path))
-        attr = struct.pack("=IIQ", _uprobe_type(), _PERF_ATTR_BYTES, int(returns)).ljust(56, b"\0") + struct.pack(
-            "=QQ", ctypes.addressof(name), probe.offset
-        )
+        config = int(returns) | probe.counter_offset << _PERF_COUNTER_SHIFT
+        attr = struct.pack("=IIQ", _uprobe_type(), _PERF_ATTR_BYTES, config).ljust(40, b"\0")
+        # Of one process the event stays disabled: its program runs all the same, and nothing is switched with a thread.
+        attr += struct.pack("=QQQQ", int(bool(pid)), 0, ctypes.addressof(name), probe.offset)
+        target = (pid, -1) if pid else (-1, 0)  # process and processor
         event = self._call(
-            path, self._calls.perf_event_open, attr.ljust(_PERF_ATTR_BYTES, b"\0"), -1, 0, -1, _PERF_FLAG_FD_CLOEXEC
+            path,
+            self._calls.perf_event_open,
+            attr.ljust(_PERF_ATTR_BYTES, b"\0"),
+            *target,
+            -1,
+            _PERF_FLAG_FD_CLOEXEC,
         )
         attr = struct.pack("=IIIIQ", program, event, _BPF_PERF_EVENT, 0, probe.cookie)
         try:
@@ -197,6 +239,11 @@ class Program:
     def map(self, name: str) -> Any:
         """One of the program's maps, as BCC's table object."""
         return self._bpf[name]
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in reversed(descriptors):
+        os.close(descriptor)
 
 
 def _uprobe_type() -> int:

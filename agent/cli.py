@@ -17,7 +17,8 @@ from kdiff.probes.program import Layers, Tracing
 from kdiff.queries.errors import KdiffError
 
 if TYPE_CHECKING:
-    from kdiff.agent.recorder import Summary
+    from kdiff.agent.device import DeviceSummary
+    from kdiff.agent.recording import Summary
 
 DEFAULT_DIRECTORY: Final = Path("kdiff-capture")
 _STATE: Final = Path("/var/lib/kdiff/drivers.json")
@@ -76,18 +77,39 @@ def record(
     no_return: Annotated[
         bool, typer.Option("--no-return", help="One trap less a launch: no call duration and no status.")
     ] = False,
+    device_time: Annotated[
+        str,
+        typer.Option(
+            metavar="off|on|always|WINDOW/PERIOD",
+            help="Time kernels on the device in windows of the command (1s/10s, say); off: of no process.",
+        ),
+    ] = "",
     state: Annotated[
         Path, typer.Option(help="Where this host keeps what it has confirmed of its CUDA drivers.")
     ] = _STATE,
 ) -> None:
     """Record launches and syncs of a command, of running processes, or of every process of the host."""
-    from kdiff.agent.recorder import Options, Recorder
+    from kdiff.agent.device_option import DeviceOption
+    from kdiff.agent.recorder import Recorder
+    from kdiff.agent.recording import Options
     from kdiff.agent.targets import returns_may_kill
 
     if command and pid:
         raise typer.BadParameter("give --pid or a command, not both")
-    tracing = Tracing(layer, launch_returns=not no_return, any_returns=not (no_return and returns_may_kill()))
-    options = Options(output, tuple(command or ()), frozenset(pid or ()), duration, service, tracing, state)
+    try:
+        device = DeviceOption.parse(device_time)
+    except ValueError as error:
+        raise typer.BadParameter(f"--device-time {error}") from error
+    if device.setting and not command:
+        raise typer.BadParameter(
+            f"--device-time {device_time} sets a command's windows; those of a process that runs are set by "
+            "KDIFF_DEVICE_TIME in its own environment: give on, or nothing"
+        )
+    any_returns = not (no_return and returns_may_kill())
+    tracing = Tracing(
+        layer, launch_returns=not no_return, any_returns=any_returns, device_pages=4096 if device.listen else 1
+    )
+    options = Options(output, tuple(command or ()), frozenset(pid or ()), duration, service, tracing, state, device)
     progress = _Progress()
     summary = Recorder(options, progress.show, progress.announce).run()
     progress.end(summary, output)
@@ -112,6 +134,8 @@ class _Progress:
     def end(self, summary: Summary, directory: Path) -> None:
         self._clear()
         _tell(f"recorded {summary.elapsed_s:.1f} s · {_figures(summary)}")
+        if summary.device.heard:
+            _tell(_device_figures(summary.device))
         if summary.unresolved_launches:
             share = summary.unresolved_launches / summary.launches
             _tell(f"unresolved: {summary.unresolved_launches:,} launches ({share:.2%})")
@@ -154,6 +178,13 @@ def doctor(
     width = min(shutil.get_terminal_size().columns, 120) if live else 100
     sys.stdout.write(render(report, form.value, width, live and not os.environ.get("NO_COLOR")))
     raise typer.Exit(report.exit_code)
+
+
+def _device_figures(device: DeviceSummary) -> str:
+    return (
+        f"device time: {device.executions:,} executions in {device.windows:,} windows · {device.skipped:,} skipped · "
+        f"{device.lost:,} lost"
+    )
 
 
 def main() -> None:

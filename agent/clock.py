@@ -4,6 +4,50 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+_KEEP_S: Final = 900
+
+
+class UnixClock:
+    """Monotonic times as Unix times: one offset for each monotonic second, kept, so that a time gives one answer.
+
+    Unix time is steered and may step, so an offset is read anew as each second is first asked about.
+    """
+
+    def __init__(self) -> None:
+        self._offsets: dict[int, int] = {}
+
+    def unix(self, monotonic: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Unix ns of monotonic ns. Times before the last quarter of an hour share one offset, as do those to come."""
+        if not len(monotonic):
+            return monotonic
+        now = time.monotonic_ns() // 1_000_000_000
+        earliest, latest = (
+            min(max(int(time_ns) // 1_000_000_000, now - _KEEP_S), now + 1)
+            for time_ns in (monotonic.min(), monotonic.max())
+        )
+        offsets = np.array([self._offset(second, now) for second in range(earliest, latest + 1)], np.int64)
+        if len(offsets) > 1:  # else one for all
+            offsets = offsets[np.clip(monotonic // 1_000_000_000, earliest, latest) - earliest]
+        result: NDArray[np.int64] = monotonic + offsets
+        return result
+
+    def span(self, start: int, end: int) -> tuple[int, int]:
+        """Unix ns of two monotonic times in ns."""
+        both = self.unix(np.array([start, end], np.int64))
+        return int(both[0]), int(both[1])
+
+    def _offset(self, second: int, now: int) -> int:
+        known = self._offsets.get(second)
+        if known is None:
+            known = self._offsets[second] = unix_offset_ns()
+            for old in [s for s in self._offsets if s < now - _KEEP_S]:
+                del self._offsets[old]
+        return known
 
 
 def unix_offset_ns() -> int:

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kdiff.agent.errors import AgentError
@@ -17,12 +17,14 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 class Command:
     """A started command."""
 
-    def __init__(self, arguments: Sequence[str]) -> None:
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         """Starts it. Raises AgentError when it cannot be started."""
         # Orphans of the command become children of this process: their ancestry still leads here.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
-            self._process = subprocess.Popen(arguments, close_fds=False)  # as a shell: what it inherits is its own
+            self._process = subprocess.Popen(
+                arguments, env=environment, close_fds=False
+            )  # as a shell: what it inherits is its own
         except OSError as error:
             raise AgentError(f"{arguments[0]} cannot be started: {error.strerror}") from error
         self.pid = self._process.pid

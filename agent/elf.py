@@ -27,7 +27,9 @@ _SYMBOL: Final = np.dtype(
 )
 _LAUNCHES: Final = (b"cudaLaunchKernel\0", b"cuLaunchKernel\0")  # no runtime and no driver is without
 _FUNCTION: Final = 2  # STT_FUNC
+_OBJECT: Final = 1  # STT_OBJECT
 _EXECUTABLE: Final = 1  # PF_X
+_WRITABLE: Final = 2  # PF_W
 _ENDBR64: Final = bytes.fromhex("f30f1efa")
 _BROKEN: Final = (
     ELFError,
@@ -71,11 +73,12 @@ class Elf:
         try:
             self._elf = _parse(self._stream)
             self._tables = list(self._symbol_tables(os.fstat(fd).st_size))
-            self._segments = [
-                (int(s["p_vaddr"]), int(s["p_filesz"]), int(s["p_offset"]))
+            loaded = [
+                (int(s["p_flags"]), (int(s["p_vaddr"]), int(s["p_filesz"]), int(s["p_offset"])))
                 for s in self._elf.iter_segments("PT_LOAD")
-                if s["p_flags"] & _EXECUTABLE
             ]
+            self._segments = [place for flags, place in loaded if flags & _EXECUTABLE]
+            self._data = [place for flags, place in loaded if flags & _WRITABLE]
         except (OSError, *_BROKEN) as error:
             self._stream.close()
             raise self._broken(error) from error
@@ -145,6 +148,28 @@ class Elf:
         if first.startswith(_ENDBR64) and _emulated(first[4:]):
             return Site(at + 4, slow=False)
         return Site(at, slow=self._elf["e_machine"] == "EM_X86_64" and not _emulated(first))
+
+    def function_and_data(self, function: str, data: str) -> tuple[int, int] | None:
+        """File offsets of a function and of an initialised variable; None unless the file defines both.
+
+        Raises ElfError.
+        """
+        try:
+            at, kept = self._offset(function, _FUNCTION, self._segments), self._offset(data, _OBJECT, self._data)
+        except (OSError, *_BROKEN) as error:
+            raise self._broken(error) from error
+        return None if at is None or kept is None else (at, kept)
+
+    def _offset(self, symbol: str, kind: int, segments: list[tuple[int, int, int]]) -> int | None:
+        for table in self._tables:
+            names = os.pread(self._stream.fileno(), table.names_bytes, table.names_at)
+            symbols = self._symbols(table)
+            named = np.isin(symbols["name"], list(_occurrences(symbol.encode() + b"\0", names)))
+            for hit in symbols[named & (symbols["section"] != 0) & (symbols["info"] & 0xF == kind)]:
+                for start, size, offset in segments:
+                    if start <= int(hit["value"]) < start + size:
+                        return int(hit["value"]) - start + offset
+        return None
 
     def function_at(self, file_offset: int) -> str | None:
         """The function whose first byte is at `file_offset`, as the symbol table names it. Raises ElfError."""

@@ -15,15 +15,19 @@ from kdiff.queries.tables import AGENT_HEALTH
 
 @dataclass
 class Losses:
-    """Records that BPF could not hand over because a ring was full, by kind, since the program was loaded."""
+    """Records that BPF could not hand over because a ring was full, by kind, since the program was loaded.
+
+    `executions`: on the device, whose loss `device_windows` accounts for.
+    """
 
     launches: int = 0
     syncs: int = 0
     other: int = 0
+    executions: int = 0
 
     @property
     def total(self) -> int:
-        """Of every kind."""
+        """Of every kind that `agent_health` accounts for."""
         return self.launches + self.syncs + self.other
 
     @classmethod
@@ -31,11 +35,16 @@ class Losses:
         """From BPF's per-CPU counters."""
         counts = [int(table.sum(ctypes.c_int(kind)).value) for kind in range(len(Kind))]
         launches = counts[Kind.LAUNCH] + counts[Kind.GRAPH_LAUNCH]
-        syncs = counts[Kind.SYNC]
-        return cls(launches, syncs, sum(counts) - launches - syncs)
+        syncs, executions = counts[Kind.SYNC], counts[Kind.EXECUTION]
+        return cls(launches, syncs, sum(counts) - launches - syncs - executions, executions)
 
     def __sub__(self, earlier: Losses) -> Losses:
-        return Losses(self.launches - earlier.launches, self.syncs - earlier.syncs, self.other - earlier.other)
+        return Losses(
+            self.launches - earlier.launches,
+            self.syncs - earlier.syncs,
+            self.other - earlier.other,
+            self.executions - earlier.executions,
+        )
 
 
 @dataclass

@@ -6,9 +6,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
@@ -18,22 +16,25 @@ from numpy.typing import NDArray
 
 from kdiff.agent import procfs
 from kdiff.agent.bpf import Program
-from kdiff.agent.clock import boot_id, unix_offset_ns
+from kdiff.agent.clock import UnixClock, boot_id
 from kdiff.agent.command import Command
+from kdiff.agent.device import DeviceTime
+from kdiff.agent.device_rows import Place
+from kdiff.agent.device_targets import Listener
 from kdiff.agent.drivers import Drivers
 from kdiff.agent.errors import AgentError
 from kdiff.agent.gpus import Gpus
 from kdiff.agent.health import Losses, Stretch
 from kdiff.agent.libraries import command_files
-from kdiff.agent.names import Kernel, Names
+from kdiff.agent.names import Names
 from kdiff.agent.pairing import PAIRED, Pairing
+from kdiff.agent.recording import Options, Summary
 from kdiff.agent.ring import Ring, chosen, in_one, joined
-from kdiff.agent.rows import Owner, RowMaker
+from kdiff.agent.rows import Owner, RowMaker, kernel_rows
 from kdiff.agent.segments import SegmentWriter, Spool, hold
 from kdiff.agent.targets import Targets, check_return_probes
-from kdiff.probes.program import Tracing
+from kdiff.probes.device_wire import HANDED
 from kdiff.probes.wire import EVENT, NAME, Kind
-from kdiff.queries.tables import KERNELS
 
 # The ring holds 190,000 events, which the fastest launching core fills in half a second: 20 ms leave room for a stall.
 _READ_EVERY_S: Final = 0.02
@@ -43,37 +44,6 @@ _FLUSH_EVERY_S: Final = 10.0  # what a SIGKILL of the agent can cost; shorter ma
 _FLUSH_AT_ROWS: Final = 150_000  # writing more at once takes longer than the ring has room for
 _GRACE_S: Final = 10.0
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to record, and where to."""
-
-    directory: Path
-    command: Sequence[str] = ()
-    pids: frozenset[int] = frozenset()
-    duration_s: float | None = None
-    service: str = ""
-    tracing: Tracing = field(default_factory=Tracing)
-    state: Path | None = None
-
-
-@dataclass
-class Summary:
-    """What was recorded. `status`: the command's, 0 without one."""
-
-    events: int = 0
-    launches: int = 0
-    kernels: int = 0
-    unresolved_launches: int = 0
-    lost: Losses = field(default_factory=Losses)
-    dropped: int = 0
-    elapsed_s: float = 0.0
-    cpu_s: float = 0.0
-    bytes_written: int = 0
-    segments: int = 0
-    status: int = 0
-    warnings: list[str] = field(default_factory=list)
 
 
 class Recorder:
@@ -119,12 +89,18 @@ class Recorder:
             self._program = program
             # A command's orphans become this process's children: its descendants are ours.
             roots = set(options.pids) or ({os.getpid()} if options.command else None)
-            self._targets = Targets(program, options.tracing, roots, self._note)
+            self._listener = Listener(program, self._note)
+            look = self._listener.look if options.device_time.listen else None
+            self._targets = Targets(program, options.tracing, roots, self._note, look)
             self._names = Names(Drivers(options.state), self._targets, self._targets.name_offset)
             self._pairing = Pairing()
+            self._clock = UnixClock()
+            self._device = DeviceTime(self._clock, self._place, self._note)
+            self.summary.device = self._device.summary
             self._gpus = Gpus()
             self._events = Ring(program.map("events").map_fd, options.tracing.event_pages * 4096, EVENT)
             self._name_ring = Ring(program.map("names").map_fd, options.tracing.name_pages * 4096, NAME)
+            self._device_ring = Ring(program.map("device").map_fd, options.tracing.device_pages * 4096, HANDED)
             self._record()
         finally:
             program.close()
@@ -142,8 +118,9 @@ class Recorder:
             for path in command_files(options.command, os.environ):
                 self._targets.probe_path(path)
             if options.command:
-                command = Command(options.command)
-            self._service = _printable(options.service or _default_service(options))
+                environment = options.device_time.environment(os.environ, self._note)
+                command = Command(options.command, environment)
+            self._service = options.service_name
             self._rows = RowMaker(self._service, self._host, self._names.kernel, self._owner)
             for pid in sorted(options.pids) or ([] if options.command else filter(_uses_cuda, procfs.pids())):
                 self._targets.meet(pid)
@@ -187,13 +164,16 @@ class Recorder:
                 self._pair()
                 self._targets.scan_due(now)
                 pair_at = now + _PAIR_EVERY_S
-            if now >= flush_at + _FLUSH_EVERY_S or self._ready_count >= _FLUSH_AT_ROWS:
+            if now >= flush_at + _FLUSH_EVERY_S or self._rows_waiting() >= _FLUSH_AT_ROWS:
                 self._flush()
                 flush_at = now
             if now >= show_at:
                 self._show()
                 show_at = now + 1.0
             time.sleep(max(0.0, _READ_EVERY_S - (time.monotonic() - now)))
+
+    def _rows_waiting(self) -> int:
+        return self._ready_count + self._device.rows_ready
 
     def _watch(self, pid: int, now: float) -> None:
         """Until a driver is found in the command, its mappings are looked at often: its first call may come soon."""
@@ -239,6 +219,9 @@ class Recorder:
         if len(events):
             self._raw.append(events)
             self._raw_count += len(events)
+        handed = self._device_ring.read()
+        if len(handed):
+            self._device.feed(handed[[self._targets.traced(int(pid)) for pid in handed["pid"]]], now)
 
     @staticmethod
     def _pids(events: NDArray[np.void]) -> list[int]:
@@ -250,10 +233,11 @@ class Recorder:
         return [int(pid) for pid in np.unique(pids)]
 
     def _pair(self, *, last: bool = False) -> None:
-        lost = Losses.read(self._program.map("lost"))
-        if lost.total > self.summary.lost.total:
-            self.summary.lost = lost
+        lost, before = Losses.read(self._program.map("lost")), self.summary.lost
+        self.summary.lost = lost
+        if lost.total > before.total:
             self._pairing.events_lost()
+        self._device.lost(lost.executions - before.executions)
         events = joined(self._raw, EVENT)
         self._raw, self._raw_count = [], 0
         pids = self._pids(events)
@@ -270,9 +254,11 @@ class Recorder:
             if len(self._gpus.of(pid)) > 1:
                 self._pairing.many_devices(pid)
         paired = self._pairing.feed(events, time.monotonic_ns(), last=last)
+        self._device.finish(time.monotonic(), last=last)
         if not len(paired):
             return
-        paired["event"]["timestamp_ns"] += np.uint64(unix_offset_ns())
+        entered = paired["event"]["timestamp_ns"]
+        entered[:] = self._clock.unix(entered.view(np.int64))
         self._remember_owners(paired)
         self._ready.append(paired)
         self._ready_count += len(paired)
@@ -296,13 +282,18 @@ class Recorder:
             known = self._owners[pid, tid] = Owner(comm, container, next(iter(gpus)) if len(gpus) == 1 else "")
         return known
 
+    def _place(self, pid: int) -> Place:
+        owner = self._owner(pid, pid)
+        return Place(self._service, self._host, owner.container_id, owner.gpu_uuid)
+
     def _flush(self) -> None:
         """Writes what is ready: kernels first, the account of the time last, so that it never claims unwritten rows."""
         self._gpus.refresh()
         paired = joined(self._ready, PAIRED)
         self._ready, self._ready_count = [], 0
         events, kernels = self._rows.make(paired)
-        fresh = [kernel for kernel in kernels if kernel.id not in self._known_kernels]
+        device = self._device.take()
+        fresh = list({k.id: k for k in [*device.kernels, *kernels] if k.id not in self._known_kernels}.values())
         self._known_kernels.update(kernel.id for kernel in fresh)
         unresolved = self._rows.unresolved(events)
         launches = int(np.count_nonzero(paired["event"]["kind"] != Kind.SYNC))
@@ -313,18 +304,25 @@ class Recorder:
         self.summary.unresolved_launches += unresolved
         self.summary.kernels = len(self._known_kernels)
         if fresh:
-            self._spool.put("kernels", self._kernel_rows(fresh))
+            self._spool.put("kernels", kernel_rows(fresh, time.time_ns(), self._service, self._host))
         if len(events):
             self._spool.put("cuda_events", events)
+        for table, parts in (("kernel_executions", device.executions), ("device_windows", device.windows)):
+            if parts:
+                self._spool.put(table, pa.concat_tables(parts, promote_options="none").combine_chunks())
         self._spool.put("agent_health", self._account())
         refused, dropped = self._spool.write()
         if refused is not None:
             self._note(f"{self._options.directory} cannot be written ({refused.strerror}): keeping rows in memory")
         self._stretch.dropped += dropped
         self.summary.dropped += dropped
+        self.summary.device.lost += self._spool.dropped_executions
+        self._spool.dropped_executions = 0
         for pid in self._targets.reap(time.monotonic()):
             self._pairing.process_ended(pid)
             self._names.forget(pid)
+            self._device.ended(pid)
+            self._listener.ended(pid)
             for owner in [key for key in self._owners if key[0] == pid]:
                 del self._owners[owner]
 
@@ -337,24 +335,6 @@ class Recorder:
         )
         self._stretch = Stretch(now)
         return row
-
-    def _kernel_rows(self, kernels: list[Kernel]) -> pa.Table:
-        now = time.time_ns()
-        return pa.Table.from_pylist(
-            [
-                {
-                    "kernel_id": kernel.id,
-                    "mangled_name": kernel.mangled,
-                    "kernel_name": kernel.name,
-                    "name_source": kernel.source,
-                    "first_seen_ns": now,
-                    "service": self._service,
-                    "host": self._host,
-                }
-                for kernel in kernels
-            ],
-            schema=KERNELS,
-        )
 
     def _finish(self) -> None:
         self._flush()
@@ -386,18 +366,6 @@ class Recorder:
         if warning not in self.summary.warnings:
             self.summary.warnings.append(warning)
             self._announce(warning)
-
-
-def _default_service(options: Options) -> str:
-    if options.command:
-        return Path(options.command[0]).name
-    found = procfs.stat(min(options.pids)) if options.pids else None
-    return found.comm if found else "host"
-
-
-def _printable(name: str) -> str:
-    """Without the bytes that are no UTF-8, which a command's name may have and a column of text may not."""
-    return name.encode(errors="replace").decode()
 
 
 def _uses_cuda(pid: int) -> bool:

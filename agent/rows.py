@@ -14,7 +14,7 @@ from kdiff.agent.names import Kernel
 from kdiff.agent.ring import Columns, chosen, columns, in_one
 from kdiff.probes.points import POINTS
 from kdiff.probes.wire import Kind, WireFlags
-from kdiff.queries.tables import CUDA_EVENTS, KIND_GRAPH_LAUNCH, KIND_LAUNCH, KIND_SYNC, EventFlags
+from kdiff.queries.tables import CUDA_EVENTS, KERNELS, KIND_GRAPH_LAUNCH, KIND_LAUNCH, KIND_SYNC, EventFlags
 
 _KINDS: Final = {Kind.LAUNCH: KIND_LAUNCH, Kind.GRAPH_LAUNCH: KIND_GRAPH_LAUNCH, Kind.SYNC: KIND_SYNC}
 _APIS: Final = [point.api for point in POINTS]
@@ -58,15 +58,15 @@ class RowMaker:
             "duration_ns": pa.array(event["duration_ns"].view(np.int64)),
             "kind": _dictionary(event["kind"], {int(k): v for k, v in _KINDS.items()}),
             "api": _dictionary(event["api"], dict(enumerate(_APIS))),
-            "kernel_name": _named(which, ["" if k is None else k.name for k in kernels]),
+            "kernel_name": named(which, ["" if k is None else k.name for k in kernels]),
             "kernel_id": pa.array(np.array([0 if k is None else k.id for k in kernels], np.uint64)[which]),
-            "service": _constant(self.service, count),
-            "host": _constant(self.host, count),
-            "gpu_uuid": _named(whose, [o.gpu_uuid for o in owners]),
+            "service": constant(self.service, count),
+            "host": constant(self.host, count),
+            "gpu_uuid": named(whose, [o.gpu_uuid for o in owners]),
             "pid": pa.array(event["pid"]),
-            "container_id": _named(whose, [o.container_id for o in owners]),
+            "container_id": named(whose, [o.container_id for o in owners]),
             "tid": pa.array(event["tid"]),
-            "comm": _named(whose, [o.comm for o in owners]),
+            "comm": named(whose, [o.comm for o in owners]),
             "stream": pa.array(event["stream"]),
             **{f"grid_{axis}": pa.array(event["grid"][:, i]) for i, axis in enumerate("xyz")},
             **{f"block_{axis}": pa.array(event["block"][:, i]) for i, axis in enumerate("xyz")},
@@ -89,21 +89,40 @@ class RowMaker:
         kernels: list[Kernel | None] = [None]
         which = np.zeros(len(event["kind"]), np.int32)
         launches = np.flatnonzero(event["kind"] == Kind.LAUNCH)
-        distinct, of_process = _encode(in_one(event["pid"][launches], event["generation"][launches]))
+        distinct, of_process = encode(in_one(event["pid"][launches], event["generation"][launches]))
         for index, one in enumerate(distinct):
             rows = launches if len(distinct) == 1 else launches[of_process == index]
-            handles, codes = _encode(event["handle"][rows])
+            handles, codes = encode(event["handle"][rows])
             which[rows] = codes + np.int32(len(kernels))
             pid, generation = int(one) >> 32, int(one) & 0xFFFFFFFF
             kernels += [self.kernel(pid, generation, int(handle)) for handle in handles]
         return kernels, which
 
     def _owners(self, event: Columns) -> tuple[list[Owner], NDArray[np.int32]]:
-        threads, whose = _encode(in_one(event["pid"], event["tid"]))
+        threads, whose = encode(in_one(event["pid"], event["tid"]))
         return [self.owner(int(t) >> 32, int(t) & 0xFFFFFFFF) for t in threads], whose
 
 
-def _encode(values: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+def kernel_rows(kernels: Sequence[Kernel], now_ns: int, service: str, host: str) -> pa.Table:
+    """Rows of `kernels`, first seen at `now_ns` (Unix)."""
+    return pa.Table.from_pylist(
+        [
+            {
+                "kernel_id": kernel.id,
+                "mangled_name": kernel.mangled,
+                "kernel_name": kernel.name,
+                "name_source": kernel.source,
+                "first_seen_ns": now_ns,
+                "service": service,
+                "host": host,
+            }
+            for kernel in kernels
+        ],
+        schema=KERNELS,
+    )
+
+
+def encode(values: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
     """Distinct values in order of appearance, and for each value its position among them."""
     if len(values) and (values == values[0]).all():
         return values[:1], np.zeros(len(values), np.int32)
@@ -111,12 +130,12 @@ def _encode(values: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.
     return encoded.dictionary.to_numpy(), encoded.indices.to_numpy()
 
 
-def _named(which: NDArray[np.int32], names: Sequence[str]) -> pa.DictionaryArray:
+def named(which: NDArray[np.int32], names: Sequence[str]) -> pa.DictionaryArray:
     """Dictionary strings; equal names of different entries become one."""
     unique: dict[str, int] = {}
     codes = np.array([unique.setdefault(name, len(unique)) for name in names], np.int32)
     if len(unique) < 2:
-        return _constant(next(iter(unique), ""), len(which))
+        return constant(next(iter(unique), ""), len(which))
     return pa.DictionaryArray.from_arrays(pa.array(codes[which]), pa.array(list(unique), pa.string()))
 
 
@@ -129,5 +148,6 @@ def _dictionary(codes: NDArray[np.uint8], names: dict[int, str]) -> pa.Dictionar
     return pa.DictionaryArray.from_arrays(pa.array(lookup[codes]), values)
 
 
-def _constant(value: str, count: int) -> pa.DictionaryArray:
+def constant(value: str, count: int) -> pa.DictionaryArray:
+    """Dictionary strings that are all alike."""
     return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([value], pa.string()))

@@ -21,7 +21,8 @@ from kdiff.queries.tables import TABLES
 
 _COMPRESSION_LEVEL: Final = 3
 _KEEP_AT_MOST_ROWS: Final = 5_000_000  # about 500 MB
-_MEASURES: Final = ("duration_ns", "completion_ns")
+_MANY_ROWS: Final = ("cuda_events", "kernel_executions")
+_MEASURES: Final = ("duration_ns", "completion_ns", "queue_ns")
 
 
 class SegmentWriter:
@@ -94,11 +95,15 @@ class Spool:
         self.writer = writer
         self._keep_at_most = keep_at_most
         self._waiting: deque[tuple[str, pa.Table]] = deque()
+        self.dropped_executions = 0  # rows of `kernel_executions` that went for room
 
     @property
     def events(self) -> int:
         """Rows of `cuda_events` that are not on the disk yet."""
-        return sum(len(rows) for table, rows in self._waiting if table == "cuda_events")
+        return self._rows("cuda_events")
+
+    def _rows(self, *tables: str) -> int:
+        return sum(len(rows) for table, rows in self._waiting if table in tables)
 
     @property
     def waiting(self) -> bool:
@@ -121,10 +126,13 @@ class Spool:
 
     def _make_room(self) -> int:
         dropped = 0
-        while self.events > self._keep_at_most:
-            oldest = next(entry for entry in self._waiting if entry[0] == "cuda_events")
+        while self._rows(*_MANY_ROWS) > self._keep_at_most:
+            oldest = next(entry for entry in self._waiting if entry[0] in _MANY_ROWS)
             self._waiting.remove(oldest)
-            dropped += len(oldest[1])
+            if oldest[0] == "cuda_events":
+                dropped += len(oldest[1])
+            else:
+                self.dropped_executions += len(oldest[1])
         return dropped
 
 

@@ -24,6 +24,7 @@ from kdiff.probes.points import DRIVER_SYMBOLS, LIFECYCLE, POINTS, RUNTIME_SYMBO
 from kdiff.probes.program import Tracing, cookie
 from kdiff.probes.wire import Decision
 
+Look = Callable[[int, int, list[procfs.Mapping], float], None]  # pid, when it began, its mappings, monotonic seconds
 FileKey = tuple[int, int]  # device and inode, as fstat gives them
 
 _WANTED: Final = RUNTIME_SYMBOLS | DRIVER_SYMBOLS
@@ -54,8 +55,19 @@ class Process:
 class Targets:
     """The traced processes and the probed files of one recording."""
 
-    def __init__(self, program: Program, tracing: Tracing, roots: set[int] | None, note: Callable[[str], None]) -> None:
-        """`roots`: trace these and their descendants; None: every process. `note` takes warnings."""
+    def __init__(
+        self,
+        program: Program,
+        tracing: Tracing,
+        roots: set[int] | None,
+        note: Callable[[str], None],
+        look: Look | None = None,
+    ) -> None:
+        """`roots`: trace these and their descendants; None: every process. `note` takes warnings.
+
+        `look` is called with what a traced process maps, whenever that has been read anew.
+        """
+        self._look = look
         self._program = program
         self._tracing = tracing
         self._roots = roots
@@ -193,6 +205,8 @@ class Targets:
                     os.close(fd)
             if key in self._drivers:
                 process.driver_build = self._probed[key]
+        if self._look is not None:
+            self._look(process.pid, process.start_ticks, mappings, time.monotonic())
 
     def has_driver(self, pid: int) -> bool:
         """Whether a libcuda has been found in the process."""

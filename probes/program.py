@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
+from kdiff.probes.device_wire import BATCH, BATCH_BYTES, EXECUTION, handed_header
 from kdiff.probes.points import POINTS, Layer, Point, Shape, Step
 from kdiff.probes.wire import Kind, WireFlags, c_header, define
 
@@ -34,6 +35,7 @@ class Tracing:
     any_returns: bool = True
     event_pages: int = 4096  # of 4 KiB, a power of two: 16 MiB hold 190,000 events, 0.5 s of the fastest launching
     name_pages: int = 1024  # 4 MiB hold 3,900 names between two reads
+    device_pages: int = 4096  # 16 MiB hold 1,000 batches, or 189,000 executions on the device
 
     def probes(self, point: Point) -> bool:
         """Whether this point is probed."""
@@ -80,7 +82,9 @@ def cookie(tracing: Tracing, point: Point) -> int:
     return sum(int(value) << 8 * position for position, value in enumerate(fields))
 
 
-PROGRAMS: Final = ("call_entry", "call_return", "lifecycle_entry", "lifecycle_return")
+PROGRAMS: Final = ("call_entry", "call_return", "lifecycle_entry", "lifecycle_return", "device_entry")
+ONE_PROCESS: Final = frozenset({"device_entry"})  # attached to one process at a time
+_MOST_EXECUTIONS: Final = (BATCH_BYTES - BATCH.itemsize) // EXECUTION.itemsize  # in a batch
 
 
 def source(tracing: Tracing, *, arch: str | None = None) -> str:
@@ -91,12 +95,15 @@ def source(tracing: Tracing, *, arch: str | None = None) -> str:
             "#define KDIFF_ARM64 1" if (arch or machine()) == "aarch64" else "",
             f"#define KDIFF_EVENT_PAGES {tracing.event_pages}",
             f"#define KDIFF_NAME_PAGES {tracing.name_pages}",
+            f"#define KDIFF_DEVICE_PAGES {tracing.device_pages}",
+            f"#define MOST_EXECUTIONS {_MOST_EXECUTIONS}",
             "#include <uapi/linux/ptrace.h>",
             "#include <linux/types.h>",
             *define("SHAPE", Shape),
             *define("STEP", Step),
             *define("ROLE", Role),
             c_header(),
+            handed_header(),
             (bpf / "abi.h").read_text(),
             (bpf / "kdiff.bpf.c").read_text(),
         ]

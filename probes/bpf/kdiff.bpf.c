@@ -4,8 +4,10 @@
  * call of the same kind inside a runtime call adds what only the driver knows (the function handle), and the
  * return of the call that opened it emits the row. Which return that is, the stack pointer tells.
  *
- * Four programs serve every function: what is particular to a function is in the cookie of its probe (COOKIE_*).
- * Compiled with KDIFF_EVENT_PAGES and KDIFF_NAME_PAGES.
+ * Four programs serve every CUDA function: what is particular to a function is in the cookie of its probe (COOKIE_*).
+ * A fifth, device_entry, copies what the device library hands over.
+ *
+ * Compiled with KDIFF_EVENT_PAGES, KDIFF_NAME_PAGES and KDIFF_DEVICE_PAGES.
  */
 struct process {
     u32 decision;
@@ -47,24 +49,25 @@ static u64 (*attach_cookie)(void *ctx) = (void *)174;
 
 BPF_RINGBUF_OUTPUT(events, KDIFF_EVENT_PAGES);
 BPF_RINGBUF_OUTPUT(names, KDIFF_NAME_PAGES);
+BPF_RINGBUF_OUTPUT(device, KDIFF_DEVICE_PAGES);
 BPF_HASH(processes, u32, struct process, 16384);
 BPF_TABLE("lru_hash", u64, struct call, calls, 65536);
 BPF_TABLE("lru_hash", struct handle_key, u32, seen, 131072);
 BPF_TABLE("lru_hash", u64, struct named_call, named, 16384);
 BPF_PERCPU_ARRAY(lost, u64, KINDS);
 
-static __always_inline void count_lost(u32 kind)
+static __always_inline void count_lost(u32 kind, u64 records)
 {
     u64 *n = lost.lookup(&kind);
     if (n)
-        *n += 1;
+        *n += records;
 }
 
 static __always_inline void emit(struct event_record *event)
 {
     struct event_record *slot = events.ringbuf_reserve(sizeof(*slot));
     if (!slot) {
-        count_lost(event->kind);
+        count_lost(event->kind, 1);
         return;
     }
     __builtin_memcpy(slot, event, sizeof(*slot));
@@ -80,7 +83,7 @@ static __always_inline void note_name(struct process *process, struct event_reco
         return;
     struct name_record *slot = names.ringbuf_reserve(sizeof(*slot));
     if (!slot) { /* not marked as seen: the next launch tries again */
-        count_lost(KIND_NAME);
+        count_lost(KIND_NAME, 1);
         return;
     }
     u32 offset = process && process->name_offset ? process->name_offset : DEFAULT_NAME_OFFSET;
@@ -200,7 +203,7 @@ int call_entry(struct pt_regs *ctx)
         e->flags = (e->flags & ~FLAG_RUNTIME_HANDLE) | COOKIE_FLAGS(cookie);
     } else {
         if (call->sp > sp) /* a call inside the open one, which its return will not find any more */
-            count_lost(e->kind);
+            count_lost(e->kind, 1);
         __builtin_memset(e, 0, sizeof(*e));
         call->sp = sp;
         call->caller = LINK_REGISTER(ctx);
@@ -317,7 +320,7 @@ int lifecycle_return(struct pt_regs *ctx)
     struct process *process = processes.lookup(&pid);
     struct name_record *slot = names.ringbuf_reserve(sizeof(*slot));
     if (!slot) {
-        count_lost(KIND_NAME);
+        count_lost(KIND_NAME, 1);
         return 0;
     }
     slot->timestamp_ns = bpf_ktime_get_ns();
@@ -334,5 +337,31 @@ int lifecycle_return(struct pt_regs *ctx)
     if (open.source == SOURCE_LOAD)
         slot->length = bpf_probe_read_user_str(slot->name, sizeof(slot->name), (void *)open.name);
     names.ringbuf_submit(slot, 1);
+    return 0;
+}
+
+/* What the device library hands over: see device_wire.py. Nothing of it is believed here but that it has a length. */
+int device_entry(struct pt_regs *ctx)
+{
+    u64 id = bpf_get_current_pid_tgid();
+    u32 pid = id >> 32;
+    struct process *process = processes.lookup(&pid);
+    if (!TRACED(process))
+        return 0;
+    u64 batch = READ(ARG1(ctx)), bytes = READ((u32)ARG2(ctx));
+    u32 executions = READ(ARG3(ctx));
+    struct handed_record *slot = device.ringbuf_reserve(sizeof(*slot));
+    if (!slot) { /* a program may say anything: no batch holds more */
+        count_lost(KIND_EXECUTION, executions < MOST_EXECUTIONS ? executions : MOST_EXECUTIONS);
+        return 0;
+    }
+    slot->timestamp_ns = bpf_ktime_get_ns();
+    slot->pid = pid;
+    slot->tid = id;
+    slot->executions = executions;
+    if (bytes > BATCH_BYTES)
+        bytes = BATCH_BYTES;
+    slot->bytes = bpf_probe_read_user(slot->batch, bytes, (void *)batch) == 0 ? bytes : 0;
+    device.ringbuf_submit(slot, 1);
     return 0;
 }
