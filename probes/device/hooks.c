@@ -156,6 +156,25 @@ static void *hooked_dlsym(void *handle, const char *name)
     return real_dlsym(handle, name);
 }
 
+typedef void *(*dlopen_function)(const char *, int);
+static dlopen_function real_dlopen;
+
+/* A module that is loaded while a window is open could begin before its slots are seen to, so the window ends. A jump
+ * at the end here too: where dlopen searches depends on its caller. */
+static void *hooked_dlopen(const char *path, int flags)
+{
+    if (path && !hooks_pass && !(flags & RTLD_NOLOAD)) {
+        void *loaded = real_dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+        if (loaded)
+            dlclose(loaded);
+        else {
+            hooks_enter();
+            hooks_leave();
+        }
+    }
+    return real_dlopen(path, flags);
+}
+
 /* ---- import slots ---- */
 
 struct module {
@@ -210,6 +229,8 @@ static bool left_alone(const struct module *module)
 /* Slots that the loader has made read-only after relocation are opened for the moment of the write. */
 static void write_slot(const struct module *module, void **slot, void *value)
 {
+    if (*slot == value)
+        return;
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)slot & ~(page - 1);
     bool read_only = false;
     for (int i = 0; i < module->header_count; i++) {
@@ -253,15 +274,13 @@ static void scan_relocations(const struct module *module, void *handle, const El
             continue;
         const char *name = strings + symbol->st_name;
         void **slot = (void **)(module->base + relocations[i].r_offset);
-        if (strcmp(name, "dlsym") == 0) {
-            if (*slot != (void *)hooked_dlsym && relocations[i].r_addend == 0)
-                write_slot(module, slot, (void *)hooked_dlsym);
-            continue;
-        }
+        bool loader = strcmp(name, "dlsym") == 0 || strcmp(name, "dlopen") == 0;
+        if (loader && relocations[i].r_addend == 0)
+            write_slot(module, slot, strcmp(name, "dlsym") == 0 ? (void *)hooked_dlsym : (void *)hooked_dlopen);
         int which = index_of(name);
         void *target = which >= 0 ? target_of(handle, slot, name) : NULL;
         void *stub = target ? stub_of(which, target) : NULL;
-        if (stub && stub != target && *slot != stub)
+        if (stub && stub != target)
             write_slot(module, slot, stub);
     }
 }
@@ -317,6 +336,7 @@ void hooks_scan(void)
     if (!real_dlsym) {
         Dl_info info;
         real_dlsym = dlsym;
+        real_dlopen = dlopen;
         if (dladdr((void *)hooks_scan, &info))
             own_base = (ElfW(Addr))info.dli_fbase;
     }

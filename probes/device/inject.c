@@ -181,6 +181,7 @@ static bool run_window(u64 began_ms, u32 *skipped)
     case WINDOW_OPENED:
         break;
     }
+    window_announce();
     hand_over_devices();
     if (said_state != STATE_WORKING)
         say(STATE_WORKING, *skipped, "");

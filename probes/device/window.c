@@ -299,6 +299,16 @@ done:
     return result;
 }
 
+void window_announce(void)
+{
+    window_lock();
+    struct window_record opened = window;
+    window_unlock();
+    opened.closed_ns = 0;
+    opened.ended = ENDED_OPEN;
+    handover_window(&opened, number);
+}
+
 const char *window_reason(void)
 {
     return reason;

@@ -9,6 +9,7 @@ enum window_result { WINDOW_OPENED, WINDOW_BUSY, WINDOW_FAILED };
 enum window_result window_open(struct cupti *cupti);
 const char *window_reason(void);
 
+void window_announce(void); /* to the agent, that it has opened */
 bool window_is_open(void);      /* another thread may have closed it since */
 void window_drain(void);        /* hands over what CUPTI has delivered */
 u64 window_records(void);       /* delivered since it opened */
