@@ -15,9 +15,19 @@ from kdiff.agent import procfs
 from kdiff.agent.clock import UnixClock
 from kdiff.agent.device_batches import decode
 from kdiff.agent.device_rows import Place, execution_rows, kernels_of, window_row
-from kdiff.agent.device_windows import DeviceProcess, Window, timed
+from kdiff.agent.device_windows import DeviceProcess, Timed, Window, timed
+from kdiff.agent.guard import Guard
+from kdiff.agent.launches import RecentLaunches
 from kdiff.agent.names import Kernel
+from kdiff.agent.pairing import PAIRED
+from kdiff.agent.queueing import Executions, Extent, keys, match
+from kdiff.agent.ring import chosen
+from kdiff.probes.wire import Kind
 
+_MOST_INSIDE_NS: Final = 1_000_000_000
+_LEFT_OVER_NS: Final = 10_000_000_000
+_CLOCK_NS: Final = 1000  # what the reading of the clocks does not tell of the mapping's error
+_SILENCE_S: Final = 600.0
 _MOST_SKIPPED: Final = 10**6  # what a library may claim at once
 
 
@@ -30,6 +40,7 @@ class DeviceSummary:
     skipped: int = 0  # windows that another user of CUPTI forbade
     lost: int = 0  # executions handed over that have no row
     foreign: int = 0  # batches that are not as they should be
+    slowed: int = 0  # times that windows slowed a process down and it was left alone
     heard: bool = False  # any library said anything
 
 
@@ -46,12 +57,27 @@ class DeviceRows:
 class DeviceTime:
     """What the traced processes hand over, until its rows are taken."""
 
-    def __init__(self, clock: UnixClock, place: Callable[[int], Place], note: Callable[[str], None]) -> None:
-        """`place(pid)`: whose rows a process's are. `note` takes warnings."""
+    def __init__(
+        self,
+        clock: UnixClock,
+        place: Callable[[int], Place],
+        kernel: Callable[[int, int, int], Kernel],
+        silence: Callable[[int, float], None],
+        note: Callable[[str], None],
+    ) -> None:
+        """`place(pid)`: whose rows a process's are. `kernel(pid, generation, handle)`: which one is launched by it.
+
+        `silence(pid, until)`: stops listening to it until then (monotonic seconds). `note` takes warnings.
+        """
+        self._silence = silence
+        self._guard = Guard()
         self._clock = clock
         self._place = place
+        self._kernel = kernel
+        self._launches = RecentLaunches()
         self._note = note
         self._processes: dict[int, DeviceProcess] = {}
+        self._waiting = np.zeros(0, PAIRED)
         self._rows = DeviceRows()
         self._ring_lost = 0  # executions that were lost in the ring and are in no window's row yet
         self._skipped = 0  # windows, before the last one of each process
@@ -85,17 +111,45 @@ class DeviceTime:
                         "another version?"
                     )
 
+    def entered(self, events: NDArray[np.void]) -> None:
+        """Takes EVENT records as they come: what the guard counts."""
+        if self._processes and len(events):
+            launches = (events["kind"] == Kind.LAUNCH) | (events["kind"] == Kind.GRAPH_LAUNCH)
+            pids, times = events["pid"][launches], events["timestamp_ns"][launches].view(np.int64)
+            for pid in self._processes:
+                self._guard.feed(pid, times[pids == pid])
+
+    def launched(self, paired: NDArray[np.void]) -> None:
+        """Takes PAIRED records, their times monotonic: the launches that executions are looked for in."""
+        pids = paired["event"]["pid"]
+        for pid in self._processes if len(paired) else ():
+            own = pids == pid
+            if own.any():
+                self._launches.feed(pid, chosen(paired, own))
+        self._launches.forget(time.monotonic_ns())
+
     def lost(self, executions: int) -> None:
         """The ring had no room for so many more."""
         self._ring_lost += executions
         self.summary.lost += executions
 
-    def finish(self, now: float, *, last: bool = False) -> None:
-        """Makes rows of the windows that are complete (`now`: monotonic seconds). `last`: of all."""
+    def finish(self, now: float, waiting: NDArray[np.void], *, last: bool = False) -> None:
+        """Makes rows of the windows that are complete (`now`: monotonic seconds). `last`: of all.
+
+        `waiting`: launches (PAIRED, monotonic) whose sync has not been seen yet.
+        """
+        self._waiting = waiting
         for process in self._processes.values():
-            ended = procfs.stat(process.pid) is None
+            found = procfs.stat(process.pid)
+            ended = found is None or found.ended
             for window in process.finished(now, ended=ended, last=last):
                 self._make(process, window, "exit" if ended else "unheard" if last else "")
+        for pid, share in self._guard.slowed(time.monotonic_ns()).items():
+            self._silence(pid, now + _SILENCE_S)
+            self.summary.slowed += 1
+            self._note(
+                f"windows of device time slow process {pid} down ({share:.1%}): it is not listened to for 10 minutes"
+            )
         since = sum(min(process.skipped, _MOST_SKIPPED) for process in self._processes.values())
         self.summary.skipped = self._skipped + since
 
@@ -107,16 +161,52 @@ class DeviceTime:
         of_window = timed(window)
         kernels = kernels_of(process, of_window.executions)
         unix_ns = self._clock.unix(of_window.start_ns)
-        queue_ns = of_window.start_ns * 0
+        queue_ns = self._queue_ns(process, window, of_window, kernels, unix_ns)
         self._rows.kernels.update(kernels[0])
         if len(of_window.executions):
             self._rows.executions.append(execution_rows(process, place, of_window, unix_ns, queue_ns, kernels))
         extent = self._clock.span(window.from_ns, window.to_ns)
         self._rows.windows.append(window_row(window, place, of_window, extent, self._lost_of(window), ended))
+        process.turned_ns = window.to_ns
+        self._guard.window(process.pid, window.from_ns, window.to_ns)
         self._rows.count += len(of_window.executions)
         self.summary.executions += len(of_window.executions)
         self.summary.windows += 1
         self._skipped += min(int(window.record["skipped"]), _MOST_SKIPPED)
+
+    def _queue_ns(
+        self,
+        process: DeviceProcess,
+        window: Window,
+        of_window: Timed,
+        kernels: tuple[list[Kernel], NDArray[np.int32]],
+        unix_ns: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """From launch to start, by the clock that the launch's row has too; 0 where it is not certain which it was."""
+        queue_ns = np.zeros(len(unix_ns), np.int64)
+        alone = np.flatnonzero(of_window.executions["graph_id"] == 0)
+        if not len(alone) or window.record is None:
+            return queue_ns
+        inside = min(int(window.record["inside_ns"]), _MOST_INSIDE_NS)
+        # Of a window that began as another ended launches may be left over.
+        before = _LEFT_OVER_NS if window.from_ns == process.turned_ns else inside
+        extent = Extent(window.from_ns - before, window.to_ns + inside)
+        launches, named = self._launches.of(
+            process.pid, (extent.after_ns - _MOST_INSIDE_NS, extent.before_ns), self._waiting, self._kernel
+        )
+        ran, start = of_window.executions[alone], of_window.start_ns[alone]
+        ids = np.array([kernel.id if named else 0 for kernel in kernels[0]], np.uint64)[kernels[1][alone]]
+        executions = Executions(
+            keys(ids, ran["grid"], ran["block"]),
+            start,
+            start + (ran["end"] - ran["start"]).view(np.int64),
+            min(int(window.record["error_ns"]), _MOST_INSIDE_NS) + _CLOCK_NS,
+        )
+        found = match(executions, launches, extent)
+        known = np.flatnonzero(found >= 0)
+        waited = unix_ns[alone[known]] - self._clock.unix(launches.entered_ns[found[known]])
+        queue_ns[alone[known]] = np.maximum(waited, 0)
+        return queue_ns
 
     def _lost_of(self, window: Window) -> int:
         """Executions that the ring had no room for: as many as are missing, never more than BPF has counted."""
@@ -134,6 +224,7 @@ class DeviceTime:
 
     def ended(self, pid: int) -> None:
         """Forgets a process that ended some time ago."""
+        self._guard.forget(pid)
         process = self._processes.pop(pid, None)
         if process is not None:
             for window in process.finished(time.monotonic(), ended=True, last=True):

@@ -73,6 +73,7 @@ class DeviceProcess:
     foreign: int = 0  # batches
     states: set[State] = field(default_factory=set)  # that were said
     skipped: int = 0  # windows, since the last one
+    turned_ns: int = 0  # monotonic; when the last window given out ended
 
     def feed(self, batch: Batch, now: float) -> str | None:
         """Takes a batch (`now`: monotonic seconds) and returns what to tell people of the library, if anything."""

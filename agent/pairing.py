@@ -76,6 +76,11 @@ class Pairing:
         """Events are missing among those fed next: how many launches share a sync is unknown there."""
         self._lost = True
 
+    @property
+    def waiting(self) -> NDArray[np.void]:
+        """Launches (PAIRED) whose sync has not come yet."""
+        return self._pending
+
     def feed(self, events: NDArray[np.void], now_ns: int, *, last: bool = False) -> NDArray[np.void]:
         """Takes EVENT records in ring order and gives out rows (PAIRED), those that wait for a sync later.
 

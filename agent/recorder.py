@@ -95,7 +95,7 @@ class Recorder:
             self._names = Names(Drivers(options.state), self._targets, self._targets.name_offset)
             self._pairing = Pairing()
             self._clock = UnixClock()
-            self._device = DeviceTime(self._clock, self._place, self._note)
+            self._device = DeviceTime(self._clock, self._place, self._names.kernel, self._listener.silence, self._note)
             self.summary.device = self._device.summary
             self._gpus = Gpus()
             self._events = Ring(program.map("events").map_fd, options.tracing.event_pages * 4096, EVENT)
@@ -253,8 +253,10 @@ class Recorder:
         for pid in pids:
             if len(self._gpus.of(pid)) > 1:
                 self._pairing.many_devices(pid)
+        self._device.entered(events)
         paired = self._pairing.feed(events, time.monotonic_ns(), last=last)
-        self._device.finish(time.monotonic(), last=last)
+        self._device.launched(paired)
+        self._device.finish(time.monotonic(), self._pairing.waiting, last=last)
         if not len(paired):
             return
         entered = paired["event"]["timestamp_ns"]
