@@ -105,6 +105,20 @@ def test_a_profiler_that_is_loaded_inside_a_window(tmp_path: Path) -> None:
         check_profiler(run, 3, 101)
 
 
+def test_a_profiler_that_looked_cupti_up_before_an_agent_came(tmp_path: Path) -> None:
+    def one(directory: Path, profiler: str) -> Run:
+        return run_traced(
+            directory,
+            *("--duration", 2.6, "--rate", 3000, "--manners", "give", "--profiler", build().build / profiler),
+            *("--profile", "0.1:0.03:101", "--profile", "2:0.03:101", "--profile", "2.3:0.03:101", "--profiler-first"),
+            env={**ALWAYS, "KDIFF_STANDIN_LISTEN": "500-9000"},
+        )
+
+    for run in together(one, tmp_path, PROFILERS):
+        check_profiler(run, 3, 101)
+        assert Ended.YIELDED in set(run.batches.windows["ended"])
+
+
 def test_a_profiler_of_another_copy_of_cupti(tmp_path: Path) -> None:
     run = run_traced(
         tmp_path,

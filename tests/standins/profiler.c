@@ -103,6 +103,21 @@ static void count(uint8_t *buffer, size_t valid, const char *kernel, struct prof
     }
 }
 
+/* A launch that asked for a buffer as the session ended gives it back soon. */
+static void await_buffers(void)
+{
+    for (int ms = 0; ms < 500; ms++) {
+        size_t missing = 0;
+        pthread_mutex_lock(&lock);
+        for (size_t i = 0; i < buffer_count; i++)
+            missing += !buffers[i].returned;
+        pthread_mutex_unlock(&lock);
+        if (!missing)
+            return;
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+}
+
 EXPORT void profiler_start(enum profiler_manners manners, struct profiler_session *session)
 {
     find_cupti();
@@ -120,6 +135,7 @@ EXPORT void profiler_stop(enum profiler_manners manners, const char *kernel, str
     session->off_ns = now_ns();
     CUPTI(cuptiActivityDisable)(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL);
     CUPTI(cuptiActivityFlushAll)(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
+    await_buffers();
     if (manners == PROFILER_GIVES || manners == PROFILER_FINALIZES) {
         if (subscription)
             CUPTI(cuptiUnsubscribe)(subscription);
