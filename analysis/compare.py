@@ -15,6 +15,7 @@ from kdiff.analysis.interval import Sample, tail_estimate
 from kdiff.analysis.measure import NO_DEVICE_TIME, MetricChoice, Plan, choose, gather
 from kdiff.analysis.pairing import pair_kernels, show
 from kdiff.analysis.quantiles import rank
+from kdiff.analysis.queueing import add_queue
 from kdiff.analysis.rare import Exposure, find_rare
 from kdiff.analysis.reasons import calibration_reason, calibration_report
 from kdiff.analysis.report import (
@@ -128,6 +129,8 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
         rows.append(row)
     del samples
     chosen = [i for i, row in enumerate(rows) if options.all_metrics or row.verdict not in _FINE]
+    played = add_queue(before, after, plans, rows)
+    rows = list(played.rows)
     for index, measures in others(before, after, plans, chosen, options.policy).items():
         rows[index] = replace(rows[index], others=measures)
     rows.sort(key=lambda row: (_ORDER[row.verdict], -(row.ratio or 0.0), row.kernel))
@@ -140,8 +143,8 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
         tolerance=options.policy.tolerance,
         quantile=options.policy.quantile,
         metric="mixed" if len(metrics) > 1 else next(iter(metrics), "none"),
-        before=recorded.window_report(before, census["before"], recordings["before"], losses["before"]),
-        after=recorded.window_report(after, census["after"], recordings["after"], losses["after"]),
+        before=recorded.window_report(before, census["before"], recordings["before"], losses["before"], played.busy[0]),
+        after=recorded.window_report(after, census["after"], recordings["after"], losses["after"], played.busy[1]),
         kernels=tuple(rows),
         rare=tuple(
             RareKernel(every[i].pair.kernel, every[i].size(every[i].pair.before), every[i].size(every[i].pair.after))
@@ -149,7 +152,7 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
         ),
         rare_launches=rare.launches,
         rare_time=rare.time,
-        notes=(*lossy, *device_lossy, *_notes(plans, census, options)),
+        notes=(*lossy, *device_lossy, *played.notes, *_notes(plans, census, options)),
         warnings=(*pairing.warnings, *recorded.warnings(sides, recordings)),
     )
 

@@ -161,6 +161,11 @@ class Evidence:
         rows: list[dict[str, Any]] = self.store.query("census_device", self._params).to_pylist()
         return rows
 
+    @property
+    def timed(self) -> int:
+        """Executions that the device timed. Raises StoreError."""
+        return sum(row["executions"] for row in self._executions)
+
     @cached_property
     def processes(self) -> list[dict[str, Any]]:
         """The processes that launched, rows of queries/sql/processes.sql. Raises StoreError."""

@@ -155,8 +155,8 @@ def tail_estimate(sample: Sample, q: float) -> TailEstimate:
     busy = per_bucket > 0
     filled = int(busy.sum())
     nu = degrees_of_freedom(filled)
-    cosines = np.zeros((nu, sample.buckets))
-    cosines[:, busy] = _cosines(filled, nu)
+    waves = np.zeros((nu, sample.buckets))
+    waves[:, busy] = cosines(filled, nu)
 
     is_above = sample.durations_ns > value
     tail, tail_bucket = sample.durations_ns[is_above], sample.bucket[is_above]
@@ -166,12 +166,12 @@ def tail_estimate(sample: Sample, q: float) -> TailEstimate:
     # rank = ceil(q n) puts #{x > value} <= (1-q) n <= #{x >= value}, up to rounding.
     share = min(1.0, max(0.0, (expected - tail.size) / ties))
     above = np.bincount(tail_bucket, minlength=sample.buckets)
-    serial = _long_run(cosines @ (above + share * equal - (1.0 - q) * per_bucket))
+    serial = long_run(waves @ (above + share * equal - (1.0 - q) * per_bucket))
     variance = max(float(serial) + share * (1.0 - share) * ties, n * q * (1.0 - q))
 
     order = np.argsort(tail, kind="stable")
-    total = cosines @ per_bucket
-    steps, evidence = _evidence_above(value, tail[order], cosines[:, tail_bucket[order]], total, n, q)
+    total = waves @ per_bucket
+    steps, evidence = _evidence_above(value, tail[order], waves[:, tail_bucket[order]], total, n, q)
     return TailEstimate(
         ordered=ordered,
         q=q,
@@ -219,15 +219,15 @@ def _logs(estimate: TailEstimate, alpha: float, tick: int) -> tuple[float, float
     return math.log(max(estimate.value, tick)), log_lower, math.log(max(upper, tick))
 
 
-def _cosines(size: int, nu: int) -> NDArray[np.float64]:
+def cosines(size: int, nu: int) -> NDArray[np.float64]:
     """sqrt(2) cos(pi j (t + 1/2) / T) for j = 1..nu and t = 0..T-1; shape (nu, T)."""
     frequency = np.arange(1, nu + 1, dtype=np.float64)[:, None]
     angle: NDArray[np.float64] = np.pi * frequency * (np.arange(size) + 0.5) / size
     return math.sqrt(2.0) * np.cos(angle)
 
 
-def _long_run(projected: NDArray[np.float64]) -> NDArray[np.float64]:
-    """V = (T/nu) sum_j L_j^2 from the residuals' products with `_cosines`; shape (nu, ...) to (...).
+def long_run(projected: NDArray[np.float64]) -> NDArray[np.float64]:
+    """V = (T/nu) sum_j L_j^2 from the residuals' products with `cosines`; shape (nu, ...) to (...).
 
     The slowest 4 cosines alone set it if they say more: the others average away what moves as slowly as the window.
     """
@@ -265,7 +265,7 @@ def _evidence_above(
     count = (tail.size - cut).astype(np.float64)
     running = np.cumsum(tail_cosines[:, ::-1], axis=1)
     running = np.concatenate([np.zeros((total.size, 1)), running], axis=1)[:, tail.size - cut]
-    observed = _long_run(running - total[:, None] * count / n)
+    observed = long_run(running - total[:, None] * count / n)
     expected = (1.0 - q) * n
     excess = np.maximum(0.0, observed - count * (1.0 - count / n))
     excess *= np.minimum(BURST_SCALE, expected / np.maximum(count, 1.0)) ** 2

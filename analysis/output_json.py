@@ -7,7 +7,7 @@ import math
 from typing import Any, Final
 
 from kdiff.analysis.quantiles import Quantiles
-from kdiff.analysis.report import Calibration, DeviceReport, KernelReport, Measured, Report, WindowReport
+from kdiff.analysis.report import Calibration, DeviceReport, KernelReport, Measured, Queue, Report, WindowReport
 from kdiff.analysis.window import utc
 
 SCHEMA: Final = "kdiff/1"
@@ -95,6 +95,19 @@ def _kernel(kernel: KernelReport) -> dict[str, Any]:
         "reasons": list(kernel.reasons),
         "metrics": {m.metric: _measured(m, judged) for m, judged in _measures(kernel)},
         "calibration": None if kernel.calibration is None else _calibration(kernel.calibration),
+        "queue": {"before": _queue(kernel.queue_before), "after": _queue(kernel.queue_after)},
+    }
+
+
+def _queue(queue: Queue | None) -> dict[str, Any] | None:
+    if queue is None:
+        return None
+    return {
+        "n": queue.n,
+        "p50": queue.p50,
+        "p99": queue.p99,
+        "overlap": _number(queue.overlap),
+        "stream_busy": _number(queue.stream_busy),
     }
 
 

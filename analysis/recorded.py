@@ -40,7 +40,11 @@ def lossy_device(sides: Mapping[str, Evidence], limit: float) -> list[str]:
 
 
 def window_report(
-    evidence: Evidence, census: Mapping[str, Counts], recording: Recording, loss: float | None
+    evidence: Evidence,
+    census: Mapping[str, Counts],
+    recording: Recording,
+    loss: float | None,
+    busy: float | None = None,
 ) -> WindowReport:
     """One window as the output formats tell it."""
     count, width = evidence.window.buckets()
@@ -58,11 +62,11 @@ def window_report(
         coverage=recording.coverage,
         buckets=count,
         bucket_ns=width,
-        device=device_report(evidence.device),
+        device=device_report(evidence.device, busy),
     )
 
 
-def device_report(device: DeviceRecording) -> DeviceReport | None:
+def device_report(device: DeviceRecording, busy: float | None) -> DeviceReport | None:
     """How well the device timed a window; None where it did not."""
     if not device.stretches:
         return None
@@ -76,6 +80,7 @@ def device_report(device: DeviceRecording) -> DeviceReport | None:
         lost=device.lost,
         loss=device.loss,
         clock_error_ns=device.clock_error_ns,
+        busy=busy,
     )
 
 

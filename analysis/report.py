@@ -113,6 +113,24 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True)
+class Queue:
+    """How one kernel ran among the others in one window.
+
+    Attributes:
+        n: executions whose launch is known.
+        p50, p99: of the time from the launch call to the start on the device, ns; None where n is 0.
+        overlap: the share of its time in which another kernel ran on the same GPU.
+        stream_busy: the share of the timed time in which its streams were busy.
+    """
+
+    n: int
+    p50: int | None
+    p99: int | None
+    overlap: float
+    stream_busy: float
+
+
+@dataclass(frozen=True, slots=True)
 class KernelReport:
     """One kernel. Times in nanoseconds; value_* is the judged quantile.
 
@@ -137,6 +155,8 @@ class KernelReport:
     isolated: bool = False
     others: tuple[Measured, ...] = ()
     calibration: Calibration | None = None
+    queue_before: Queue | None = None
+    queue_after: Queue | None = None
 
     @property
     def judged(self) -> Measured:

@@ -1,0 +1,157 @@
+"""The sweep over executions against a count of every nanosecond, and what is told of queues and overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import captures
+from captures import MINUTE, SECOND, T0
+from kdiff.analysis import overlap
+from kdiff.analysis.evidence import Evidence
+from kdiff.analysis.overlap import read_activity, sweep
+from kdiff.analysis.share import Share, moved
+from kdiff.analysis.window import Window
+from kdiff.queries.store import CaptureStore
+
+WINDOW = Window(T0, T0 + 2 * MINUTE)
+Execution = tuple[int, int, int]  # group, start, length
+
+
+def brute(executions: list[Execution]) -> tuple[list[int], dict[int, int]]:
+    """Every nanosecond of every execution, looked up in all others of its group: O(n^2)."""
+    shared = []
+    for i, (group, start, length) in enumerate(executions):
+        beside: set[int] = set()
+        for j, (other, begin, size) in enumerate(executions):
+            if i != j and other == group:
+                beside |= set(range(max(start, begin), min(start + length, begin + size)))
+        shared.append(len(beside))
+    union: dict[int, set[int]] = {}
+    for group, start, length in executions:
+        union.setdefault(group, set()).update(range(start, start + length))
+    return shared, {group: len(held) for group, held in union.items()}
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60), st.integers(0, 20)), min_size=1, max_size=30))
+@settings(max_examples=300, deadline=None)
+def test_the_sweep_is_exact(executions: list[Execution]) -> None:
+    used = sorted({group for group, _, _ in executions})
+    group = np.array([used.index(g) for g, _, _ in executions])
+    start = np.array([s for _, s, _ in executions], np.int64)
+    length = np.array([n for _, _, n in executions], np.int64)
+    found = sweep(group, start, start + length, len(used))
+    shared, union = brute(executions)
+    assert found.shared.tolist() == shared
+    assert found.union().tolist() == [union[g] for g in used]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 119), st.integers(0, 40)), min_size=1, max_size=25),
+    st.integers(1, 13),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_busy_time_of_a_stretch_is_exact(executions: list[Execution], width: int) -> None:
+    used = sorted({group for group, _, _ in executions})
+    start = np.array([s for _, s, _ in executions], np.int64)
+    length = np.array([n for _, _, n in executions], np.int64)
+    found = sweep(np.array([used.index(g) for g, _, _ in executions]), start, start + length, len(used))
+    buckets = -(-120 // width)
+    got = overlap._busy(found, buckets, width)
+    held = {g: {t for group, s, n in executions if group == g for t in range(s, s + n)} for g in used}
+    edges = [*(width * i for i in range(buckets)), 10_000]
+    assert got.tolist() == [sum(len(held[g] & set(range(a, b))) for g in used) for a, b in pairwise(edges)]
+
+
+# ---- from a capture ----
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    root = tmp_path_factory.mktemp("engine")
+    captures.write(root, "agent_health", captures.health(T0, T0 + MINUTE))
+    with CaptureStore(root):
+        yield
+
+
+def activity(root: Path) -> Any:
+    with CaptureStore(root) as store:
+        evidence = Evidence(store, WINDOW)
+        census = evidence.census()
+        names = sorted(census)
+        found = read_activity(evidence, {key: i for i, name in enumerate(names) for key in census[name].keys})
+        assert found is not None
+        return {name: found.kernels[i] for i, name in enumerate(names)}, found.busy
+
+
+def ran(root: Path, name: str, first: int, step: int, duration: int, count: int, **columns: Any) -> None:
+    times = T0 + first + step * np.arange(count)
+    segment = f"{name}-{first}-{columns.get('stream', 0)}-{columns.get('pid', 0)}-{columns.get('gpu_uuid', '')}"
+    captures.write(root, "kernel_executions", captures.executions(name, times, duration, **columns), segment)
+
+
+def test_overlap_busy_and_queue_have_their_exact_values(tmp_path: Path) -> None:
+    """Each ms of a stream: `a` from 0 to 400 us; on another stream `b` from 300 to 900 us: 100 us of both."""
+    count = 120_000
+    ran(tmp_path, "a", 0, 1_000_000, 400_000, count, stream=7, queue_ns=3_001 + np.arange(count) % 2)
+    ran(tmp_path, "b", 300_000, 1_000_000, 600_000, count, stream=8)
+    # Neither another GPU nor another process runs beside these.
+    ran(tmp_path, "c", 0, 2_000_000, 1_000_000, count // 2, stream=7, gpu_uuid="GPU-2")
+    ran(tmp_path, "d", 0, 2_000_000, 1_000_000, count // 2, stream=7, pid=5)
+    kernels, busy = activity(tmp_path)
+    assert {name: kernels[name].overlap.value for name in "abcd"} == pytest.approx(
+        {"a": 100 / 400, "b": 100 / 600, "c": 0.0, "d": 0.0}
+    )
+    assert {name: kernels[name].stream_busy for name in "abcd"} == pytest.approx(
+        {"a": 0.4, "b": 0.6, "c": 0.5, "d": 0.5}
+    )
+    # Of three devices all the time: 0.9, 0.5 and 0.5.
+    assert busy.value == pytest.approx(1.9 / 3)
+    queue = kernels["a"].queue
+    assert (queue.durations_ns.size, int(np.median(queue.durations_ns))) == (count, 3_001)
+    assert kernels["b"].queue is None
+
+
+def test_shares_are_of_the_timed_time(tmp_path: Path) -> None:
+    """One second of ten is timed; the device is busy half of it, and idle as far as is known otherwise."""
+    starts = T0 + SECOND // 2 + 10 * SECOND * np.arange(12)
+    captures.write(tmp_path, "device_windows", captures.device_windows(starts, executions=1_000))
+    times = (starts[:, None] + 1_000_000 * np.arange(1_000)).ravel()
+    captures.write(tmp_path, "kernel_executions", captures.executions("a", times, 500_000))
+    kernels, busy = activity(tmp_path)
+    assert busy.value == pytest.approx(0.5)
+    assert kernels["a"].stream_busy == pytest.approx(0.5)
+    assert busy.whole.sum() == pytest.approx(12 * SECOND)
+
+
+def test_of_very_many_executions_whole_stretches_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran(tmp_path, "a", 0, 1_000_000, 400_000, 120_000, stream=7)
+    ran(tmp_path, "b", 300_000, 1_000_000, 600_000, 120_000, stream=8)
+    monkeypatch.setattr(overlap, "MAX_EXECUTIONS", 100_000)
+    kernels, busy = activity(tmp_path)
+    assert busy.whole.sum() == 40 * SECOND
+    assert int((kernels["a"].overlap.whole > 0).sum()) == 40
+    assert kernels["a"].overlap.value == pytest.approx(0.25)
+    assert busy.value == pytest.approx(0.9, rel=1e-4)
+
+
+def share(value: float, noise: float, seed: int, stretches: int = 120) -> Share:
+    rng = np.random.default_rng(seed)
+    whole = rng.uniform(0.5e8, 1.5e8, stretches)
+    return Share(whole * np.clip(value + rng.normal(0, noise, stretches), 0, 1), whole)
+
+
+def test_a_share_moves_only_beyond_its_noise() -> None:
+    false = sum(moved(share(0.5, 0.2, 2 * i), share(0.5, 0.2, 2 * i + 1), 0.0) for i in range(1_000))
+    assert false <= 8
+    assert all(moved(share(0.5, 0.2, 2 * i), share(0.75, 0.2, 2 * i + 1), 0.1) for i in range(50))
+    assert not moved(share(0.5, 0.0, 1), share(0.55, 0.0, 2), 0.1)
+    assert not moved(share(0.9, 0.0, 1, stretches=9), share(0.1, 0.0, 2), 0.1)
+    assert Share(np.zeros(3), np.zeros(3)).value == 0.0
