@@ -80,6 +80,7 @@ class DeviceTime:
         self._waiting = np.zeros(0, PAIRED)
         self._rows = DeviceRows()
         self._ring_lost = 0  # executions that were lost in the ring and are in no window's row yet
+        self._launch_lost_ns = -_LEFT_OVER_NS  # monotonic, the last time
         self._skipped = 0  # windows, before the last one of each process
         self.summary = DeviceSummary()
 
@@ -127,6 +128,10 @@ class DeviceTime:
             if own.any():
                 self._launches.feed(pid, chosen(paired, own))
         self._launches.forget(time.monotonic_ns())
+
+    def launches_lost(self) -> None:
+        """Some are missing among those fed so far: which launch an execution is of is not certain."""
+        self._launch_lost_ns = time.monotonic_ns()
 
     def lost(self, executions: int) -> None:
         """The ring had no room for so many more."""
@@ -185,7 +190,7 @@ class DeviceTime:
         """From launch to start, by the clock that the launch's row has too; 0 where it is not certain which it was."""
         queue_ns = np.zeros(len(unix_ns), np.int64)
         alone = np.flatnonzero(of_window.executions["graph_id"] == 0)
-        if not len(alone) or window.record is None:
+        if not len(alone) or window.record is None or window.first_ns - _LEFT_OVER_NS < self._launch_lost_ns:
             return queue_ns
         inside = min(int(window.record["inside_ns"]), _MOST_INSIDE_NS)
         # Of a window that began as another ended launches may be left over.
@@ -201,6 +206,7 @@ class DeviceTime:
             start,
             start + (ran["end"] - ran["start"]).view(np.int64),
             min(int(window.record["error_ns"]), _MOST_INSIDE_NS) + _CLOCK_NS,
+            whole=of_window.senseless == 0 and _whole(window),
         )
         found = match(executions, launches, extent)
         known = np.flatnonzero(found >= 0)
@@ -229,3 +235,11 @@ class DeviceTime:
         if process is not None:
             for window in process.finished(time.monotonic(), ended=True, last=True):
                 self._make(process, window, "exit")
+
+
+def _whole(window: Window) -> bool:
+    """Whether every kernel that was launched in the window is among what was received."""
+    closed = window.closed
+    if closed is None or window.refused:
+        return False
+    return not closed["uncollected"] and not closed["dropped"] and int(closed["executions"]) == window.received

@@ -237,6 +237,7 @@ class Recorder:
         self.summary.lost = lost
         if lost.total > before.total:
             self._pairing.events_lost()
+            self._device.launches_lost()
         self._device.lost(lost.executions - before.executions)
         events = joined(self._raw, EVENT)
         self._raw, self._raw_count = [], 0
