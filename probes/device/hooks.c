@@ -163,7 +163,7 @@ static dlopen_function real_dlopen;
  * at the end here too: where dlopen searches depends on its caller. */
 static void *hooked_dlopen(const char *path, int flags)
 {
-    if (path && !hooks_pass && !(flags & RTLD_NOLOAD)) {
+    if (path && !hooks_pass && hooks_window_open() && !(flags & RTLD_NOLOAD)) {
         void *loaded = real_dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
         if (loaded)
             dlclose(loaded);

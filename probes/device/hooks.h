@@ -16,6 +16,7 @@ void hooks_scan(void);
 bool hooks_foreign(void);
 
 /* Given by the window: `hooks_enter` closes it, and until `hooks_leave` none opens. Recursive. */
+bool hooks_window_open(void);
 void hooks_enter(void);
 void hooks_leave(void);
 

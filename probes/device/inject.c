@@ -223,6 +223,7 @@ static void *work(void *unused)
     u32 skipped = 0;
     bool heard = false;
     while (!leaving) {
+        hooks_scan(); /* before an agent comes too: what dlsym has answered by then stays in use */
         if (!handover_heard()) {
             heard = false;
             pause_ms(IDLE_MS);

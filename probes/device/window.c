@@ -319,6 +319,11 @@ bool window_is_open(void)
     return open;
 }
 
+bool hooks_window_open(void)
+{
+    return open;
+}
+
 void window_turn(u32 skipped)
 {
     window_lock();
