@@ -1,12 +1,14 @@
 """Device time on a real GPU: what windows cost, whether they tell the truth, and whether they harm a profiler.
 
-    python tests/bench/torch_device.py [--agent kdiff-agent] [--only throughput,accuracy,profiler,memory]
+    python tests/bench/torch_device.py [--agent kdiff-agent] [--only throughput,accuracy,profiler,resume,memory]
 
 Needs root, a GPU, PyTorch and Triton. The loads are torch_device_load.py's.
 
 - throughput: one process a load, recorded in turns with windows and without, with the same probes.
 - accuracy: p50 and p99 of each kernel from windows of 10% against torch.profiler in the same process right after.
-- profiler: processes that start torch.profiler at a random moment, with windows 40% of the time: launches it saw.
+- profiler: processes that start torch.profiler at a random moment, without kdiff, and with windows 40% of the time:
+  launches it saw.
+- resume: whether windows stop while another user of CUPTI has it, and begin again after.
 - memory: GPU and resident memory of a serving loop with windows of 100 ms a second, ten times as dense as the default.
 """
 
@@ -84,7 +86,6 @@ def throughput(bench: Bench, pairs: int = 4, seconds: float = 8.0) -> None:
                 time.sleep(1.5)  # until the agent is there
                 stretches[way].append((time.time(), time.time() + seconds - 1.5))
                 agent.wait()
-            process.wait()
             rates = np.array(end(process)["rates"])
             means = {
                 way: [rates[(rates[:, 0] > a) & (rates[:, 0] < b), 1].mean() for a, b in spans]
@@ -132,31 +133,50 @@ def accuracy(bench: Bench) -> None:
 
 
 def profiler(bench: Bench, processes: int = 50, at_once: int = 10) -> None:
-    draw = random.Random(11)
-    agent = bench.record("profiler", "--device-time", "on")
-    counts: list[int] = []
-    said: list[str] = []
-    for _ in range(0, processes, at_once):
-        running = [
-            bench.load("launch", "--seconds", 3, "--profile-at", round(draw.uniform(0.1, 2.5), 3), device="200/500")
-            for _ in range(at_once)
-        ]
-        for process in running:
-            result = end(process)
-            counts += result["profiled"]
-            said += [line for line in result["stderr"].splitlines() if "kdiff" in line or "rror" in line]
-    agent.terminate()
-    report = agent.communicate()[1]
-    windows = bench.rows("profiler", "device_windows")
+    for way, device in (("without kdiff", None), ("with windows", "200/500")):
+        draw = random.Random(11)
+        agent = bench.record("profiler", "--device-time", "on") if device else None
+        counts: list[Any] = []
+        said: list[str] = []
+        for _ in range(0, processes, at_once):
+            running = [
+                bench.load("launch", "--seconds", 3, "--profile-at", round(draw.uniform(0.1, 2.5), 3), device=device)
+                for _ in range(at_once)
+            ]
+            for process in running:
+                result = end(process)
+                counts += result["profiled"]
+                said += [line for line in result["stderr"].splitlines() if "kdiff" in line or "rror" in line]
+        print(
+            f"profiler {way}: started {len(counts)} times at random moments, saw 2,000 of 2,000 launches "
+            f"{sum(count == 2000 for count in counts)} times (others: {[c for c in counts if c != 2000]}), "
+            f"errors on stderr: {said or 'none'}",
+            flush=True,
+        )
+        if agent:
+            agent.terminate()
+            report = agent.communicate()[1]
+            windows = bench.rows("profiler", "device_windows")
+            yielded = (windows["ended"].astype(str) == "yielded").sum()
+            print(
+                f"  {yielded} of {len(windows)} windows yielded; the agent said: {report.splitlines()[-6:]}", flush=True
+            )
+
+
+def resume(bench: Bench) -> None:
+    process = bench.load("launch", "--seconds", 12, "--hold", "4:8", device="100/300")
+    agent = bench.record("resume", "--pid", process.pid, "--device-time", "on")
+    held = end(process)["held"]
+    agent.wait()
+    windows = bench.rows("resume", "device_windows")
+    (taken, first), (given, second) = held
+    inside = ((windows["to_ns"] > taken) & (windows["from_ns"] < given)).sum()
     print(
-        f"profiler: started {len(counts)} times at random moments, saw 2,000 of 2,000 launches "
-        f"{sum(count == 2000 for count in counts)} times (others: {[c for c in counts if c != 2000]}), "
-        f"{(windows['ended'].astype(str) == 'yielded').sum()} of {len(windows)} windows yielded, "
-        f"printed on stderr: {said or 'nothing'}"
+        f"resume: another user held CUPTI for {(given - taken) / 1e9:.1f} s (its calls returned {first} and {second}): "
+        f"{(windows['to_ns'] <= taken).sum()} windows before, {inside} meanwhile, "
+        f"{(windows['from_ns'] >= given).sum()} after, {windows['skipped'].sum()} skipped",
+        flush=True,
     )
-    print("  the agent said: " + " | ".join(report.splitlines()[-6:]))
-    bare = end(bench.load("launch", "--seconds", 3, "--profile-at", 1, device=None))
-    print(f"  without kdiff it saw {bare['profiled']}", flush=True)
 
 
 def memory(bench: Bench, seconds: float = 480) -> None:
@@ -174,12 +194,14 @@ def memory(bench: Bench, seconds: float = 480) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Device time on a real GPU.")
     parser.add_argument("--agent", default="kdiff-agent")
-    parser.add_argument("--only", default="throughput,accuracy,profiler,memory")
+    parser.add_argument("--only", default="throughput,accuracy,profiler,resume,memory")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kdiff-bench-") as work:
         bench = Bench(args.agent, Path(work))
         for name in args.only.split(","):
-            {"throughput": throughput, "accuracy": accuracy, "profiler": profiler, "memory": memory}[name](bench)
+            {"throughput": throughput, "accuracy": accuracy, "profiler": profiler, "resume": resume, "memory": memory}[
+                name
+            ](bench)
 
 
 if __name__ == "__main__":

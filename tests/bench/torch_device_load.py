@@ -13,6 +13,7 @@ the profiler saw. Needs PyTorch and Triton.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import random
 import time
@@ -135,6 +136,14 @@ def profiled(step: Callable[[], None], iterations: int) -> dict[str, list[int]]:
     return durations
 
 
+def cupti() -> ctypes.CDLL:
+    """The libcupti that PyTorch has mapped."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "libcupti.so" in line:
+            return ctypes.CDLL(line.split()[-1])
+    raise SystemExit("no libcupti is mapped")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="A load on a real GPU.")
     parser.add_argument("load", choices=LOADS)
@@ -142,6 +151,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8, help="inner work of fused_gelu")
     parser.add_argument("--profile-at", type=float, action="append", help="use torch.profiler after so many seconds")
     parser.add_argument("--profile", type=int, default=20, help="iterations under the profiler each time")
+    parser.add_argument("--hold", help="FROM:TO: subscribe to CUPTI then, in seconds, and give it back")
     parser.add_argument("--truth", type=Path, help="profile at the end and write the durations of each kernel here")
     args = parser.parse_args()
     step = serving(args.rounds) if args.load == "serving" else LOADS[args.load]()
@@ -152,18 +162,31 @@ def main() -> None:
     rates, seen, memory = [], [], []
     began = time.monotonic()
     at = sorted(args.profile_at or [])
+    hold = [float(part) for part in args.hold.split(":")] if args.hold else []
+    held, subscriber = [], ctypes.c_void_p()
     for done, seconds in run(step, args.seconds):
         rates.append((round(time.time(), 3), round(done / seconds, 1)))
         if at and time.monotonic() - began >= at[0]:
             at.pop(0)
-            seen.append(sum(len(each) for each in profiled(step, args.profile).values()))
+            try:
+                seen.append(sum(len(each) for each in profiled(step, args.profile).values()))
+            except RuntimeError as error:
+                seen.append(str(error))
+        if hold and time.monotonic() - began >= hold[0]:
+            hold.pop(0)
+            result = (
+                cupti().cuptiUnsubscribe(subscriber)
+                if held
+                else cupti().cuptiSubscribe(ctypes.byref(subscriber), ctypes.cast(None, ctypes.c_void_p), None)
+            )
+            held.append((time.time_ns(), result))
         if len(rates) % 100 == 1:
             free, total = torch.cuda.mem_get_info()
             resident = int(Path("/proc/self/statm").read_text().split()[1]) * 4096
             memory.append((round(time.monotonic() - began), (total - free) >> 20, resident >> 20))
     if args.truth:
         args.truth.write_text(json.dumps(profiled(step, args.profile)))
-    print(json.dumps({"rates": rates, "profiled": seen, "memory": memory}))
+    print(json.dumps({"rates": rates, "profiled": seen, "memory": memory, "held": held}))
 
 
 if __name__ == "__main__":
