@@ -144,7 +144,7 @@ class Program:
         self._bpf.funcs.clear()
         try:
             for name in PROGRAMS:
-                how = -1 if name in ONE_PROCESS else attach_type
+                how = -1 if name in ONE_PROCESS and not _multi_knows_processes() else attach_type
                 self._fds[name] = self._bpf.load_func(name, bcc.BPF.KPROBE, None, how).fd
         except Exception:  # as above; the caller tries the older way, whose error is the one to show
             return False
@@ -170,10 +170,13 @@ class Program:
     def attach_to(self, pid: int, path: str, probe: Probe, program: str) -> Link:
         """Attaches to a place in a file in one process only, all of its threads. Raises OSError.
 
-        By a perf event on every kernel: uprobe_multi compares threads in place of processes before Linux 6.10.
+        By perf event the counter rises some ms before the program runs.
         """
         assert program in ONE_PROCESS
-        link = Link(self._link_perf(path, probe, self._fds[program], returns=False, pid=pid))
+        if self._multi and _multi_knows_processes():
+            link = Link([self._link_multi(path, [probe], self._fds[program], returns=False, pid=pid)])
+        else:
+            link = Link(self._link_perf(path, probe, self._fds[program], returns=False, pid=pid))
         self._links += link.descriptors
         self.attached += 1
         return link
@@ -185,13 +188,14 @@ class Program:
         self.attached -= 1
         threading.Thread(target=_close, args=(link.descriptors,)).start()
 
-    def _link_multi(self, path: str, probes: Sequence[Probe], program: int, returns: bool) -> int:
+    def _link_multi(self, path: str, probes: Sequence[Probe], program: int, returns: bool, pid: int = 0) -> int:
         name = ctypes.create_string_buffer(os.fsencode(path))
         offsets = (ctypes.c_uint64 * len(probes))(*(probe.offset for probe in probes))
         cookies = (ctypes.c_uint64 * len(probes))(*(probe.cookie for probe in probes))
-        pointers = [ctypes.addressof(thing) for thing in (name, offsets)]
+        counters = (ctypes.c_uint64 * len(probes))(*(probe.counter_offset for probe in probes))
+        pointers = [ctypes.addressof(thing) for thing in (name, offsets, counters, cookies)]
         attr = struct.pack("=IIII", program, 0, _BPF_TRACE_UPROBE_MULTI, 0) + struct.pack(
-            "=QQQQIII", *pointers, 0, ctypes.addressof(cookies), len(probes), int(returns), 0
+            "=QQQQIII", *pointers, len(probes), int(returns), pid
         )
         attr = attr.ljust(_LINK_ATTR_BYTES, b"\0")
         return self._call(path, self._calls.bpf, _BPF_LINK_CREATE, attr, len(attr))
@@ -239,6 +243,11 @@ class Program:
     def map(self, name: str) -> Any:
         """One of the program's maps, as BCC's table object."""
         return self._bpf[name]
+
+
+def _multi_knows_processes() -> bool:
+    """Whether uprobe_multi compares processes: before Linux 6.10 it compares threads."""
+    return tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2] if part.isdigit()) >= (6, 10)
 
 
 def _close(descriptors: Sequence[int]) -> None:
