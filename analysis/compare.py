@@ -123,6 +123,8 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
         row = _row(plan, judgements[index], samples[index], options)
         if index in excesses:
             row = _calibrated(row, samples[index], excesses[index], index in deciding, options.policy)
+        if row.verdict is Verdict.NOT_ENOUGH_DATA and plan.metric == "device":
+            row = replace(row, reasons=(*row.reasons, *recorded.sparse_device(sides)))
         why = lossy or (device_lossy if plan.metric == "device" and plan.in_both else [])
         if why:
             row = replace(row, verdict=Verdict.INCONCLUSIVE, reasons=(*why, *row.reasons))

@@ -39,6 +39,15 @@ def lossy_device(sides: Mapping[str, Evidence], limit: float) -> list[str]:
     return found
 
 
+def sparse_device(sides: Mapping[str, Evidence]) -> list[str]:
+    """What else than a longer window would give more executions, where device time is known some of the time."""
+    covered = {side: e.device.coverage for side, e in sides.items() if e.device.windows and e.device.coverage < 0.5}
+    if not covered:
+        return []
+    known = " and ".join(f"{share:.1%} of the {side} window" for side, share in covered.items())
+    return [f"Device time is known for {known}: denser device windows hold more executions in the same time."]
+
+
 def window_report(
     evidence: Evidence,
     census: Mapping[str, Counts],

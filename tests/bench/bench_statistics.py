@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdiff.analysis.interval import RECOMMENDED_BUCKETS, Sample, ratio_interval, tail_estimate
+from kdiff.analysis.overlap import sweep
 from kdiff.analysis.verdict import Policy, Verdict, judge, judge_all
 from kdiff.analysis.window import NS, Window
 
@@ -133,6 +134,22 @@ def device_windows(rng: Rng, repetitions: int) -> None:
         )
 
 
+def sweep_cost(rng: Rng, size: int = 1_000_000, rounds: int = 5) -> None:
+    """How long the sweep over executions takes, beside a sort of their starts and ends."""
+    start = rng.integers(0, 900 * NS, size)
+    end = start + rng.integers(1_000, 100_000, size)
+    group = rng.integers(0, 4, size)
+    costs = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        sweep(group, start, end, 4)
+        swept = time.perf_counter()
+        np.sort(np.concatenate([start, end]))
+        costs.append((swept - began, time.perf_counter() - swept))
+    swept, ordered = np.median(np.array(costs), axis=0)
+    print(f"\nSweep over {size:,} executions: {swept:.2f} s, {swept / ordered:.1f} times a sort of their ends")
+
+
 def verdicts(repetitions: int, pair: Callable[[], tuple[Sample, Sample]]) -> tuple[Counter[Verdict], float]:
     """Verdict counts, and how often the lower 95% limit of the ratio exceeds 1."""
     seen: Counter[Verdict] = Counter()
@@ -198,6 +215,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.only:
         device_windows(np.random.default_rng(options.seed), 5 * options.repetitions)
+        sweep_cost(np.random.default_rng(options.seed))
         return
     bench, reps = Bench(np.random.default_rng(options.seed), options.buckets), options.repetitions
     started = time.perf_counter()
@@ -260,6 +278,7 @@ def main() -> None:
     print(f"{'no change':<44}{100 * family(bench, runs, 20, 1.0):>10.1f}")
     print(f"{'all at the tolerance (ratio 1.05)':<44}{100 * family(bench, runs, 20, 1.05):>10.1f}")
     device_windows(bench.rng, 5 * reps)
+    sweep_cost(bench.rng)
     print(f"\n{time.perf_counter() - started:.0f} s")
 
 

@@ -34,6 +34,8 @@ APIS: Final = [
     next(i for i, point in enumerate(POINTS) if point.symbol == symbol)
     for symbol in ("cuLaunchKernel", "cuLaunchKernelEx", "cuStreamSynchronize")
 ]
+SECOND: Final = captures.SECOND
+WINDOW_NS: Final = SECOND // 5
 LAUNCHES_PER_REQUEST: Final = {21, 25}
 
 
@@ -144,6 +146,22 @@ def host(tmp_path_factory: pytest.TempPathFactory, device: Path) -> Path:
     return root
 
 
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory, device: Path) -> Path:
+    """The same, but the device was timed for 0.2 s of every 0.6 s only."""
+    root = tmp_path_factory.mktemp("h200") / "windowed"
+    root.mkdir()
+    for table in ("cuda_events", "agent_health"):
+        (root / table).symlink_to(device / table)
+    starts = np.concatenate([np.arange(p.start_ns, p.end_ns - WINDOW_NS, 3 * WINDOW_NS) for p in PHASES.values()])
+    rows = pq.read_table(device / "kernel_executions")
+    inside = captures.inside(rows["timestamp_ns"].to_numpy(), starts, WINDOW_NS)
+    captures.write(root, "kernel_executions", rows.filter(pa.array(inside)))
+    windows = captures.device_windows(starts, WINDOW_NS, executions=1, service=SERVICE, pid=PID)
+    captures.write(root, "device_windows", windows)
+    return root
+
+
 def kdiff(store: Path, *arguments: str, columns: int = 80) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"KDIFF_STORE": str(store), "COLUMNS": str(columns)}
     done = subprocess.run([KDIFF, *arguments], env=environment, capture_output=True, text=True, check=False)
@@ -206,6 +224,24 @@ def test_the_slower_kernel_is_found_and_no_other(device: Path) -> None:
     assert found["metric"] == "device"
     assert 1.22 < found["ci"][0] < found["ratio"] < found["ci"][1] < 1.25
     assert found["ratio"] == pytest.approx(found["p99_after"] / found["p99_before"], rel=1e-3)
+
+
+def test_a_third_of_the_time_is_enough(windowed: Path) -> None:
+    """The verdicts of the whole recording on the kernels that all requests run, and its p99 within two ticks or 2%."""
+    common = [
+        option for name in ("fused_gelu", "layer_norm", "vectorized_elementwise") for option in ("--kernel", name)
+    ]
+    for before, after, code in (("A", "B", 0), ("B", "C", 1)):
+        found, document = compare(windowed, before, after, *common)
+        assert found == code
+        assert regressed(document) == ({"fused_gelu"} if code else set())
+        assert document["before"]["device"]["coverage"] == pytest.approx(1 / 3, abs=0.01)
+        assert len(document["kernels"]) == 3
+        for kernel in document["kernels"]:
+            for side, phase in (("before", before), ("after", after)):
+                durations = truth(phase)[kernel["kernel"]]
+                assert 0.2 * len(durations) < kernel[f"n_{side}"] < 0.4 * len(durations)
+                assert kernel[f"p99_{side}"] == pytest.approx(quantile(durations, 0.99), rel=0.02, abs=64)
 
 
 def test_the_way_back_is_an_improvement(device: Path) -> None:

@@ -210,6 +210,10 @@ def test_shares_count_what_ran_not_what_was_timed(capture: Capture) -> None:
     # 6,010 of 66,023, not 601 of 60,614: more than --max-unjudged.
     assert [row.kernel for row in report.rare] == []
     assert only(report, "node").verdict is Verdict.NOT_ENOUGH_DATA
+    assert only(report, "node").reasons[-1] == (
+        "Device time is known for 10.0% of the before window and 10.0% of the after window: "
+        "denser device windows hold more executions in the same time."
+    )
     report = capture.compare(max_unjudged=0.1)
     assert report.rare_launches == pytest.approx(6_010 / 66_023, rel=1e-3)
     assert report.rare_time == pytest.approx(6_010 / 66_023, rel=0.05)
