@@ -26,6 +26,8 @@ from kdiff.analysis.quantiles import quantile
 
 MIN_LAUNCHES: Final = 100
 """Launches with both times that a calibration needs."""
+MAX_LAUNCHES: Final = 20_000
+"""Of more isolated launches of a kernel a share is looked up, chosen by a hash of their times."""
 _ALWAYS: Final[dict[str, int | str | list[int]]] = {"from_ns": 0, "to_ns": 2**62}
 
 
@@ -110,9 +112,16 @@ def read_excess(
 
 
 def excesses(evidence: Evidence, keys: list[int], always: bool) -> Mapping[tuple[int, str], NDArray[np.int64]]:
-    """The excess in ns by kernel key and host: of all that the store holds, or of the window. Raises StoreError."""
-    asked: dict[str, int | str | list[int]] = {"keys": keys}
-    table = evidence.query("calibration", asked | _ALWAYS if always else asked)
+    """The excess in ns by kernel key and host: of all that the store holds, or of the window. No `keys`: all kernels.
+
+    Raises StoreError.
+    """
+    asked: dict[str, int | str | list[int]] = {"keys": keys} | (dict(_ALWAYS) if always else {})
+    counts = {row["kernel_key"]: row["launches"] for row in evidence.query("calibration_counts", asked).to_pylist()}
+    if not counts:
+        return {}
+    every = [-(-count // MAX_LAUNCHES) for count in counts.values()]
+    table = evidence.query("calibration", asked | {"keys": list(counts), "every": every})
     if not table.num_rows:
         return {}
     values = column(table, "excess_ns", np.int64)

@@ -1,5 +1,6 @@
 -- How far the completion of isolated launches lies above their device time: launches of a stretch whose execution is
--- known by its launch. `keys` names the kernels; none: all.
+-- known by its launch. `keys` names the kernels, and `every` of how many launches of each one is taken, by a hash of its
+-- time, so that it is the same one on both sides.
 SELECT
     cityHash64(kernel_name) AS kernel_key,
     host,
@@ -16,7 +17,8 @@ FROM
         AND status = 0
         AND bitAnd(flags, 1) = 0
         AND ({service:String} = '' OR service = {service:String})
-        AND (empty({keys:Array(UInt64)}) OR cityHash64(kernel_name) IN {keys:Array(UInt64)})
+        AND cityHash64(kernel_name) IN {keys:Array(UInt64)}
+        AND cityHash64(timestamp_ns) % transform(cityHash64(kernel_name), {keys:Array(UInt64)}, {every:Array(UInt64)}, 1) = 0
 ) AS launches
 INNER JOIN
 (
@@ -24,5 +26,7 @@ INNER JOIN
     FROM kernel_executions
     WHERE queue_ns > 0
         AND ({service:String} = '' OR service = {service:String})
-        AND (empty({keys:Array(UInt64)}) OR cityHash64(kernel_name) IN {keys:Array(UInt64)})
+        AND cityHash64(kernel_name) IN {keys:Array(UInt64)}
+        AND cityHash64(timestamp_ns - queue_ns)
+            % transform(cityHash64(kernel_name), {keys:Array(UInt64)}, {every:Array(UInt64)}, 1) = 0
 ) AS executions USING (host, pid, kernel_name, launched_ns)

@@ -13,7 +13,7 @@ import pytest
 
 import captures
 from captures import MINUTE, SECOND, T0
-from kdiff.analysis import listing
+from kdiff.analysis import calibration, listing
 from kdiff.analysis.calibration import Excess, calibrate, device_interval
 from kdiff.analysis.compare import Options, compare
 from kdiff.analysis.evidence import Evidence
@@ -201,6 +201,19 @@ def test_too_few_launches_calibrate_nothing(tmp_path: Path) -> None:
     row = only(capture.compare())
     assert row.calibration is None
     assert row.verdict is Verdict.REGRESSED
+
+
+def test_of_very_many_launches_a_share_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of them, the same on both sides of the join: the others must not lose their partners."""
+    capture = Capture(tmp_path)
+    capture.bounds(1.24)
+    excess = capture.calibration(count=20_011)
+    # Beside them the store holds the isolated launches of both windows, and those of another process.
+    monkeypatch.setattr(calibration, "MAX_LAUNCHES", (2 * 20_011 + 2 * N) // 10 + 1)
+    found = only(capture.compare()).calibration
+    assert found is not None
+    assert found.n == pytest.approx(2_001, rel=0.1)
+    assert found.excess_p50 == pytest.approx(truth(excess, 0.5), rel=0.02)
 
 
 def test_kernels_lists_the_excess(tmp_path: Path) -> None:
