@@ -17,6 +17,7 @@ enum {
     DEVICE_BUFFERS = 8,       /* of CUPTI's 3.2 MB each, a context: GPU memory */
     GRACE_MS = 300,           /* for kernels that run as a window closes */
     GRACE_STEP_MS = 5,
+    LEAST_RECORD_BYTES = 208, /* of any version: the count that the budget is held against errs on the safe side */
 };
 
 /* Recursive: a user of CUPTI may begin from inside one of CUPTI's callbacks. */
@@ -89,8 +90,7 @@ static void complete(void *context, u32 stream, u8 *bytes, size_t size, size_t v
             buffers[i].next = NULL;
             *full_end = &buffers[i];
             full_end = &buffers[i].next;
-            if (cupti)
-                delivered += valid / cupti->record_bytes;
+            delivered += valid / LEAST_RECORD_BYTES;
         }
     pthread_mutex_unlock(&buffers_lock);
 }

@@ -40,17 +40,17 @@ class Bench:
 
         self.library = library(work / "library")
 
-    def load(self, *arguments: str | float, device: str | None = "200/2000") -> subprocess.Popen[str]:
-        """A load, started and warm; `device`: its windows, None for no library at all."""
+    def load(
+        self, *arguments: str | float, device: str | None = "200/2000", wait: bool = True
+    ) -> subprocess.Popen[str]:
+        """A load, started and warm unless `wait` is false; `device`: its windows, None for no library at all."""
         environment = {k: v for k, v in os.environ.items() if k not in ("LD_LIBRARY_PATH", "PYTHONPATH")}
         if device:
             environment |= {"CUDA_INJECTION64_PATH": str(self.library), "KDIFF_DEVICE_TIME": device}
         command = [sys.executable, str(LOAD), *map(str, arguments)]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if line != "ready\n":
-            raise SystemExit(f"{' '.join(command)} printed {line!r}: {process.communicate()[1]}")
+        if wait:
+            wait_until_ready(process)
         return process
 
     def record(self, name: str, *arguments: str | float) -> subprocess.Popen[str]:
@@ -65,6 +65,13 @@ class Bench:
         return pq.read_table(folder).to_pandas() if folder.is_dir() else None
 
 
+def wait_until_ready(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if line != "ready\n":
+        raise SystemExit(f"{process.args} printed {line!r}: {process.communicate()[1]}")
+
+
 def end(process: subprocess.Popen[str]) -> dict[str, Any]:
     """What a load printed. It must have ended well and written nothing to stderr that a user would take for harm."""
     out, err = process.communicate()
@@ -73,13 +80,14 @@ def end(process: subprocess.Popen[str]) -> dict[str, Any]:
     return {**json.loads(out.splitlines()[-1]), "stderr": err}
 
 
-def throughput(bench: Bench, pairs: int = 4, seconds: float = 8.0) -> None:
+def throughput(bench: Bench, pairs: int = 3, seconds: float = 7.5) -> None:
     for load in ("launch", "graph", "gpu"):
         for windows in ("200/2000", "always"):
-            process = bench.load(load, "--seconds", (pairs * 2 + 1) * (seconds + 2.5), device=windows)
+            count = pairs if windows != "always" else 2
             stretches: dict[str, list[tuple[float, float]]] = {"on": [], "off": []}
-            order = [way for pair in range(pairs) for way in (("off", "on") if pair % 2 == 0 else ("on", "off"))]
-            for turn, way in enumerate(order if windows != "always" else order[:4]):
+            process = bench.load(load, "--seconds", count * 2 * (seconds + 1.5) + 2, device=windows)
+            order = [way for pair in range(count) for way in (("off", "on") if pair % 2 == 0 else ("on", "off"))]
+            for turn, way in enumerate(order):
                 agent = bench.record(
                     f"{load}-{windows[:3]}-{turn}", "--pid", process.pid, "--duration", seconds, "--device-time", way
                 )
@@ -97,6 +105,10 @@ def throughput(bench: Bench, pairs: int = 4, seconds: float = 8.0) -> None:
                 f"(each pair {', '.join(f'{r:.4f}' for r in ratios)})",
                 flush=True,
             )
+        iterations = {"launch": 300, "graph": 500, "gpu": 50}[load]
+        result = end(bench.load(load, "--seconds", 4, "--profile-at", 2, "--profile", iterations, device=None))
+        usual = statistics.median(rate for _, rate in result["rates"])
+        print(f"throughput {load:6} torch.profiler on / off {result['profiled'][0][1] / usual:.4f}", flush=True)
 
 
 def accuracy(bench: Bench) -> None:
@@ -140,12 +152,18 @@ def profiler(bench: Bench, processes: int = 50, at_once: int = 10) -> None:
         said: list[str] = []
         for _ in range(0, processes, at_once):
             running = [
-                bench.load("launch", "--seconds", 3, "--profile-at", round(draw.uniform(0.1, 2.5), 3), device=device)
+                bench.load(
+                    *("launch", "--seconds", 3, "--profile-at", round(draw.uniform(0.1, 2.5), 3)),
+                    device=device,
+                    wait=False,
+                )
                 for _ in range(at_once)
             ]
             for process in running:
+                wait_until_ready(process)
+            for process in running:
                 result = end(process)
-                counts += result["profiled"]
+                counts += [count for count, _ in result["profiled"]]
                 said += [line for line in result["stderr"].splitlines() if "kdiff" in line or "rror" in line]
         print(
             f"profiler {way}: started {len(counts)} times at random moments, saw 2,000 of 2,000 launches "

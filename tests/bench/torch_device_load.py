@@ -118,14 +118,16 @@ def run(step: Callable[[], None], seconds: float) -> Iterator[tuple[int, float]]
         yield done, time.monotonic() - began
 
 
-def profiled(step: Callable[[], None], iterations: int) -> dict[str, list[int]]:
-    """Device durations in ns by kernel, as torch.profiler has them."""
+def profiled(step: Callable[[], None], iterations: int) -> tuple[float, dict[str, list[int]]]:
+    """Iterations a second under torch.profiler, and the device durations in ns of each kernel as it has them."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        began = time.monotonic()
         for _ in range(iterations):
             step()
         torch.cuda.synchronize()
+        rate = iterations / (time.monotonic() - began)
     path = Path(f"/tmp/kdiff-trace-{time.monotonic_ns()}.json")
     profiler.export_chrome_trace(str(path))
     durations: dict[str, list[int]] = defaultdict(list)
@@ -133,7 +135,7 @@ def profiled(step: Callable[[], None], iterations: int) -> dict[str, list[int]]:
         if event.get("cat") == "kernel":
             durations[event["name"]].append(round(event["dur"] * 1000))
     path.unlink()
-    return durations
+    return rate, durations
 
 
 def cupti() -> ctypes.CDLL:
@@ -169,9 +171,10 @@ def main() -> None:
         if at and time.monotonic() - began >= at[0]:
             at.pop(0)
             try:
-                seen.append(sum(len(each) for each in profiled(step, args.profile).values()))
+                rate, durations = profiled(step, args.profile)
+                seen.append((sum(map(len, durations.values())), rate))
             except RuntimeError as error:
-                seen.append(str(error))
+                seen.append((str(error), 0.0))
         if hold and time.monotonic() - began >= hold[0]:
             hold.pop(0)
             result = (
@@ -185,7 +188,7 @@ def main() -> None:
             resident = int(Path("/proc/self/statm").read_text().split()[1]) * 4096
             memory.append((round(time.monotonic() - began), (total - free) >> 20, resident >> 20))
     if args.truth:
-        args.truth.write_text(json.dumps(profiled(step, args.profile)))
+        args.truth.write_text(json.dumps(profiled(step, args.profile)[1]))
     print(json.dumps({"rates": rates, "profiled": seen, "memory": memory, "held": held}))
 
 
