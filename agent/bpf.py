@@ -182,7 +182,12 @@ class Program:
         return link
 
     def detach_from(self, link: Link) -> None:
-        """Removes what `attach_to` attached, soon: the kernel takes 0.1 s, for which nothing here waits."""
+        """Removes what `attach_to` attached, soon: the kernel takes 0.1 s, for which nothing here waits.
+
+        What `detach` has removed already stays so: its descriptors may be another's by now.
+        """
+        if not set(link.descriptors) <= set(self._links):
+            return
         for descriptor in link.descriptors:
             self._links.remove(descriptor)
         self.attached -= 1

@@ -1,6 +1,6 @@
 """Device time on a real GPU: what windows cost, whether they tell the truth, and whether they harm a profiler.
 
-    python tests/bench/torch_device.py [--agent kdiff-agent] [--only throughput,accuracy,profiler,resume,memory]
+    python tests/bench/torch_device.py [--agent kdiff-agent] [--quick] [--only throughput,accuracy,profiler,resume,memory]
 
 Needs root, a GPU, PyTorch and Triton. The loads are torch_device_load.py's.
 
@@ -80,10 +80,10 @@ def end(process: subprocess.Popen[str]) -> dict[str, Any]:
     return {**json.loads(out.splitlines()[-1]), "stderr": err}
 
 
-def throughput(bench: Bench, pairs: int = 3, seconds: float = 7.5) -> None:
+def throughput(bench: Bench, quick: bool, seconds: float = 7.5) -> None:
     for load in ("launch", "graph", "gpu"):
-        for windows in ("200/2000", "always"):
-            count = pairs if windows != "always" else 2
+        for windows in ("200/2000",) if quick else ("200/2000", "always"):
+            count = 2 if quick or windows == "always" else 4
             stretches: dict[str, list[tuple[float, float]]] = {"on": [], "off": []}
             process = bench.load(load, "--seconds", count * 2 * (seconds + 1.5) + 2, device=windows)
             order = [way for pair in range(count) for way in (("off", "on") if pair % 2 == 0 else ("on", "off"))]
@@ -105,13 +105,15 @@ def throughput(bench: Bench, pairs: int = 3, seconds: float = 7.5) -> None:
                 f"(each pair {', '.join(f'{r:.4f}' for r in ratios)})",
                 flush=True,
             )
+        if quick:
+            continue
         iterations = {"launch": 300, "graph": 500, "gpu": 50}[load]
         result = end(bench.load(load, "--seconds", 4, "--profile-at", 2, "--profile", iterations, device=None))
         usual = statistics.median(rate for _, rate in result["rates"])
         print(f"throughput {load:6} torch.profiler on / off {result['profiled'][0][1] / usual:.4f}", flush=True)
 
 
-def accuracy(bench: Bench) -> None:
+def accuracy(bench: Bench, quick: bool) -> None:
     truth = bench.work / "truth.json"
     process = bench.load("serving", "--seconds", 60, "--truth", truth, "--profile", 6000, device="100/1000")
     agent = bench.record("accuracy", "--pid", process.pid, "--duration", 60, "--device-time", "on")
@@ -144,13 +146,13 @@ def accuracy(bench: Bench) -> None:
         print(f"  {len(group):7} / {len(full):7}  {'  '.join(line)}  {name[:60]}", flush=True)
 
 
-def profiler(bench: Bench, processes: int = 50, at_once: int = 10) -> None:
+def profiler(bench: Bench, quick: bool, at_once: int = 10) -> None:
     for way, device in (("without kdiff", None), ("with windows", "200/500")):
         draw = random.Random(11)
         agent = bench.record("profiler", "--device-time", "on") if device else None
         counts: list[Any] = []
         said: list[str] = []
-        for _ in range(0, processes, at_once):
+        for _ in range(0, 20 if quick else 50, at_once):
             running = [
                 bench.load(
                     *("launch", "--seconds", 3, "--profile-at", round(draw.uniform(0.1, 2.5), 3)),
@@ -181,7 +183,7 @@ def profiler(bench: Bench, processes: int = 50, at_once: int = 10) -> None:
             )
 
 
-def resume(bench: Bench) -> None:
+def resume(bench: Bench, quick: bool) -> None:
     process = bench.load("launch", "--seconds", 12, "--hold", "4:8", device="100/300")
     agent = bench.record("resume", "--pid", process.pid, "--device-time", "on")
     held = end(process)["held"]
@@ -197,7 +199,8 @@ def resume(bench: Bench) -> None:
     )
 
 
-def memory(bench: Bench, seconds: float = 480) -> None:
+def memory(bench: Bench, quick: bool) -> None:
+    seconds = 60 if quick else 480
     process = bench.load("serving", "--seconds", seconds, device="100/1000")
     agent = bench.record("memory", "--pid", process.pid, "--device-time", "on")
     result = end(process)
@@ -213,6 +216,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Device time on a real GPU.")
     parser.add_argument("--agent", default="kdiff-agent")
     parser.add_argument("--only", default="throughput,accuracy,profiler,resume,memory")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter: a look, not a figure for the docs")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kdiff-bench-") as work:
         bench = Bench(args.agent, Path(work))
