@@ -19,6 +19,7 @@ from kdiff.probes.device_wire import EXECUTION, Block, Ended, State
 _SETTLE_S: Final = 1.0
 _LEFT_S: Final = 3.0
 _MOST_OPEN: Final = 16  # windows of a process without a closing record: one is usual, more are forged
+_MOST_WINDOWS: Final = 4096  # of a process, held until they settle: at a window every 10 ms some hundreds are
 _MOST_NAMES: Final = 65536
 _MOST_NAME_BYTES: Final = 16 << 20
 _MOST_DEVICES: Final = 256
@@ -117,7 +118,8 @@ class DeviceProcess:
     def _window(self, batch: Batch) -> Window | None:
         window = self.windows.get(batch.window)
         if window is None:
-            if batch.window <= self.given or len(self.windows) >= _MOST_OPEN:
+            unclosed = sum(known.closed is None for known in self.windows.values())
+            if batch.window <= self.given or unclosed >= _MOST_OPEN or len(self.windows) >= _MOST_WINDOWS:
                 return None
             window = self.windows[batch.window] = Window(self.pid, batch.window, batch.handed_ns, batch.handed_ns)
         window.last_ns = batch.handed_ns

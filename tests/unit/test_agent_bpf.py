@@ -23,6 +23,23 @@ main()
 """
 
 
+DETACH_TWICE = """
+import os, sys
+from kdiff.agent.bpf import Probe, Program
+from kdiff.probes.program import Tracing
+program = Program(Tracing())
+links = [program.attach_to(os.getpid(), sys.executable, Probe(0x1000), "device_entry") for _ in range(2)]
+print(program.attached)
+program.detach_from(links[0])
+print(program.attached)
+program.detach()
+print(program.attached)
+reused = [os.open("/dev/null", os.O_RDONLY) for _ in range(9)]
+program.detach_from(links[1])
+print(program.attached, "open" if all(os.fstat(fd) for fd in reused) else "")
+"""
+
+
 @pytest.mark.ebpf
 @pytest.mark.parametrize("options", [[], ["--no-return"], ["--layer", "driver"]], ids=" ".join)
 def test_with_an_event_for_each_probe_it_records_the_same(tmp_path: Path, options: list[str]) -> None:
@@ -48,6 +65,13 @@ def test_with_an_event_for_each_probe_it_records_the_same(tmp_path: Path, option
     assert (rows.batch_launches == 7).sum() >= 5003 - 2 * 7
     assert (rows.completion_ns.to_numpy() >= np.maximum(rows.duration_ns.to_numpy(), 1)).all()
     assert recording.lost == 0
+
+
+@pytest.mark.ebpf
+def test_what_was_detached_with_the_rest_is_not_detached_again() -> None:
+    """Its descriptors may be another file's by then."""
+    done = subprocess.run([sys.executable, "-c", DETACH_TWICE], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout.split(), done.stderr) == (["2", "1", "0", "0", "open"], "")
 
 
 def test_why_a_probe_could_not_be_attached() -> None:

@@ -302,6 +302,20 @@ def test_a_window_waits_a_second_and_then_no_more_comes() -> None:
     assert process.held == 0
 
 
+def test_windows_that_follow_each_other_quickly() -> None:
+    """A window every 10 ms: a hundred wait for their second, and none is foreign."""
+    process = DeviceProcess(PID)
+    for number in range(1, 308):
+        now, at = number / 100, NOW + number * SECOND // 100
+        opened, closed = window(False, at, SECOND // 200), window(True, at, SECOND // 200)
+        process.feed(Batch(PID, at, 3 * number, number, Block.WINDOW, np.frombuffer(opened, WINDOW)), now)
+        process.feed(Batch(PID, at, 3 * number + 1, number, Block.EXECUTIONS, executions(np.arange(3))), now)
+        process.feed(Batch(PID, at + SECOND, 3 * number + 2, number, Block.WINDOW, np.frombuffer(closed, WINDOW)), now)
+    assert (process.foreign, process.held) == (0, 3 * 307)
+    assert [w.number for w in process.finished(3.0, ended=False)] == list(range(1, 201))
+    assert len(process.finished(4.5, ended=False)) == 107
+
+
 @pytest.mark.parametrize(("ended", "why"), [(True, "exit"), (False, "unheard")])
 def test_a_window_without_its_end(ended: bool, why: str) -> None:
     """A killed program, or a recording that is over: by the opening clock alone."""
