@@ -180,6 +180,18 @@ def doctor(
     raise typer.Exit(report.exit_code)
 
 
+@app.command("device-library", epilog="Example: kdiff-agent device-library -o image/libkdiff-device.so")
+def device_library(
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Copy it there, for an image or a mount, and print that path.")
+    ] = None,
+) -> None:
+    """Print where the device library is, for CUDA_INJECTION64_PATH; it is built when it is not there yet."""
+    from kdiff.agent.device_option import provide_library
+
+    print(provide_library(output))
+
+
 def _device_figures(device: DeviceSummary) -> str:
     return (
         f"device time: {device.executions:,} executions in {device.windows:,} windows · {device.skipped:,} skipped · "

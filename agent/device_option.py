@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from kdiff.agent.errors import AgentError
-from kdiff.probes.device_library import DeviceLibraryError, library
+from kdiff.probes.device_library import NAME, DeviceLibraryError, library
 
 _INJECTION: Final = "CUDA_INJECTION64_PATH"
 _SETTING: Final = "KDIFF_DEVICE_TIME"
 _LENGTHS: Final = re.compile(r"(\d+)(ms|s)/(\d+)(ms|s)")
 _MS: Final = {"ms": 1, "s": 1000}
+_BASENAME: Final = "kdiff-device"  # by which the agent finds it
 _MOST_MS: Final = 86_400_000
 
 
@@ -53,11 +56,8 @@ class DeviceOption:
             return environment
         other = environment.get(_INJECTION, "")
         if not other:
-            try:
-                environment[_INJECTION] = str(library())
-            except DeviceLibraryError as error:
-                raise AgentError(str(error)) from error
-        elif "kdiff-device" not in os.path.basename(other):
+            environment[_INJECTION] = str(provide_library())
+        elif _BASENAME not in os.path.basename(other):
             note(f"CUDA_INJECTION64_PATH is set already, to {other}: device time is not recorded")
             return environment
         if self.setting:
@@ -65,3 +65,27 @@ class DeviceOption:
         elif environment.get(_SETTING) == "off":
             del environment[_SETTING]
         return environment
+
+
+def provide_library(target: Path | None = None) -> Path:
+    """Where the device library is, or the copy of it at `target`. Raises AgentError."""
+    try:
+        found = library()
+    except DeviceLibraryError as error:
+        raise AgentError(str(error)) from error
+    if target is None:
+        return found
+    if target.is_dir():
+        target = target / NAME
+    if _BASENAME not in target.name:
+        raise AgentError(f"{target.name} would not be found by the agent: keep {_BASENAME} in the file's name")
+    # Beside it first: programs may have the old one mapped.
+    beside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        shutil.copyfile(found, beside)
+        beside.chmod(0o755)
+        beside.replace(target)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise AgentError(f"{target} cannot be written ({error.strerror}): name another file with -o") from error
+    return target.absolute()

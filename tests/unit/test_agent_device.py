@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kdiff.agent.clock import UnixClock, unix_offset_ns
 from kdiff.agent.device import DeviceTime
 from kdiff.agent.device_batches import Batch, Name, decode
-from kdiff.agent.device_option import DeviceOption
+from kdiff.agent.device_option import DeviceOption, provide_library
 from kdiff.agent.device_rows import Place, kernel_of
 from kdiff.agent.device_windows import MOST_EXECUTIONS, DeviceProcess, timed
 from kdiff.agent.elf import open_elf
@@ -459,3 +459,22 @@ def test_where_a_function_and_a_variable_are(tmp_path: Path) -> None:
     assert data[found[1] : found[1] + 2] == b"\x34\x12"
     assert b"\x2a\0\0\0" in data[found[0] : found[0] + 16]
     assert os.path.getsize(built) > max(found)
+
+
+def test_a_copy_of_the_library_for_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = tmp_path / "built.so"
+    built.write_bytes(b"\x7fELF")
+    monkeypatch.setenv("KDIFF_DEVICE_LIBRARY", str(built))
+    image = tmp_path / "image"
+    image.mkdir()
+    assert provide_library() == built
+    assert provide_library(image) == image / "libkdiff-device.so"
+    assert provide_library(image / "my-kdiff-device.so").read_bytes() == built.read_bytes()
+    assert sorted(path.name for path in image.iterdir()) == ["libkdiff-device.so", "my-kdiff-device.so"]
+    with pytest.raises(AgentError, match="keep kdiff-device in the file's name"):
+        provide_library(image / "other.so")
+    with pytest.raises(AgentError, match=r"cannot be written .*: name another file with -o"):
+        provide_library(tmp_path / "none" / "libkdiff-device.so")
+    monkeypatch.setenv("KDIFF_DEVICE_LIBRARY", str(tmp_path / "gone"))
+    with pytest.raises(AgentError, match="name a built"):
+        provide_library()
