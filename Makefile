@@ -8,7 +8,10 @@ PYTHON ?=
 export PYTHON
 # Checked beside the packages, which pyproject.toml names.
 TYPED := deploy/demo/demo.py tests/captures.py tests/conftest.py tests/standins/standins.py \
-    tests/standins/in_process.py tests/unit/test_docs.py tests/unit/test_packaging.py tests/integration/test_demo.py
+    tests/standins/in_process.py tests/standins/building.py tests/standins/device_batches.py tests/unit/test_docs.py \
+    tests/unit/test_packaging.py tests/unit/test_device_library_build.py tests/integration/test_demo.py \
+    tests/integration/test_device_library.py tests/integration/test_device_profilers.py \
+    tests/integration/test_device_time.py
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

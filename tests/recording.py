@@ -28,7 +28,7 @@ class Recording:
     stderr: str
 
     def table(self, name: str) -> pd.DataFrame:
-        frame = pq.read_table(self.directory / name).to_pandas()
+        frame: pd.DataFrame = pq.read_table(self.directory / name).to_pandas()
         return frame.astype({c: str for c in frame.columns if isinstance(frame[c].dtype, pd.CategoricalDtype)})
 
     @property

@@ -1,6 +1,6 @@
 """Device time on a real GPU: what windows cost, whether they tell the truth, and whether they harm a profiler.
 
-    python tests/bench/torch_device.py [--agent kdiff-agent] [--quick] [--only throughput,accuracy,profiler,resume,memory]
+    python tests/bench/torch_device.py [--agent kdiff-agent] [--quick] [--only throughput,accuracy,...]
 
 Needs root, a GPU, PyTorch and Triton. The loads are torch_device_load.py's.
 
@@ -212,18 +212,19 @@ def memory(bench: Bench, quick: bool) -> None:
     print(f"memory: {len(windows)} windows in {seconds:.0f} s, GPU MB {gpu}, resident MB {resident}", flush=True)
 
 
+PARTS = {f.__name__: f for f in (throughput, accuracy, profiler, resume, memory)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Device time on a real GPU.")
     parser.add_argument("--agent", default="kdiff-agent")
-    parser.add_argument("--only", default="throughput,accuracy,profiler,resume,memory")
+    parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--quick", action="store_true", help="fewer and shorter: a look, not a figure for the docs")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kdiff-bench-") as work:
         bench = Bench(args.agent, Path(work))
         for name in args.only.split(","):
-            {"throughput": throughput, "accuracy": accuracy, "profiler": profiler, "resume": resume, "memory": memory}[
-                name
-            ](bench)
+            PARTS[name](bench, args.quick)
 
 
 if __name__ == "__main__":
