@@ -16,7 +16,9 @@ from typing import Final
 from kdiff.probes.wire import Field, define, dtype, struct
 
 HANDOVER: Final = "kdiff_device_batch"  # void (const void *batch, uint32_t bytes, uint32_t executions)
-LISTENERS: Final = "kdiff_device_listeners"  # uint16_t, counted by the kernel: how many probes are on HANDOVER
+LISTENERS: Final = (
+    "kdiff_device_listeners"  # uint16_t, kept by the kernel: not 0 while a probe is on HANDOVER in this process
+)
 VERSION: Final = 1
 BATCH_BYTES: Final = 16384  # of a batch at most, its header included
 

@@ -91,7 +91,7 @@ DEVICE_WINDOWS: Final = pa.schema(
         ("lost", pa.uint64()),  # handed over, but the agent's ring was full
         ("clock_error_ns", pa.int64()),  # how far device times may lie from the host's clock
         ("inside_ns", pa.int64()),  # time in the calls that opened and closed it
-        ("ended", _DICT),  # duration, budget, yielded, unheard, exit, failed
+        ("ended", _DICT),  # duration, budget, yielded, unheard, exit, failed; '' = unknown
         ("skipped", pa.uint32()),  # windows before it that another user of CUPTI forbade
     ]
 )
@@ -101,7 +101,8 @@ KERNELS: Final = pa.schema(
         ("kernel_id", pa.uint64()),
         ("mangled_name", pa.string()),
         ("kernel_name", pa.string()),  # demangled
-        ("name_source", _DICT),  # handle (read and checked), load (seen at load), symbol (ELF symbol), unresolved
+        # handle (read and checked), load (seen at load), symbol (ELF symbol), device (of an execution), unresolved
+        ("name_source", _DICT),
         ("first_seen_ns", pa.int64()),
         ("service", _DICT),
         ("host", _DICT),
