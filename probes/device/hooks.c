@@ -142,17 +142,14 @@ static int index_of(const char *name)
 typedef void *(*dlsym_function)(void *, const char *);
 static dlsym_function real_dlsym;
 
-static void *asked_for(void *found, int which)
-{
-    return found ? stub_of(which, found) : NULL;
-}
-
-/* The last call is a jump, so that dlsym sees its caller's return address, which RTLD_NEXT depends on. */
+/* Where RTLD_NEXT and RTLD_DEFAULT search depends on the caller, which dlsym knows by its return address: the last call
+ * is a jump. */
 static void *hooked_dlsym(void *handle, const char *name)
 {
-    int which = name && !hooks_pass ? index_of(name) : -1;
-    if (which >= 0)
-        return asked_for(real_dlsym(handle, name), which);
+    int which = name && handle != RTLD_NEXT && !hooks_pass ? index_of(name) : -1;
+    void *found = which >= 0 ? real_dlsym(handle, name) : NULL;
+    if (found)
+        return stub_of(which, found);
     return real_dlsym(handle, name);
 }
 
@@ -226,19 +223,24 @@ static bool left_alone(const struct module *module)
     return module->base == own_base;
 }
 
-/* Slots that the loader has made read-only after relocation are opened for the moment of the write. */
+/* Slots that the loader has made read-only after relocation are opened for the moment of the write. It does that to
+ * whole pages: the last one, where RELRO ends within it, stays writable, and data that the program writes lies there. */
 static void write_slot(const struct module *module, void **slot, void *value)
 {
     if (*slot == value)
         return;
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)slot & ~(page - 1);
-    bool read_only = false;
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), whole = ~(page - 1), at = (uintptr_t)slot & whole;
+    bool read_only = false, data = false;
     for (int i = 0; i < module->header_count; i++) {
         const ElfW(Phdr) *header = &module->headers[i];
-        uintptr_t start = module->base + header->p_vaddr;
-        if (header->p_type == PT_GNU_RELRO && (uintptr_t)slot >= start && (uintptr_t)slot < start + header->p_memsz)
+        uintptr_t start = module->base + header->p_vaddr, end = start + header->p_memsz;
+        if (header->p_type == PT_GNU_RELRO && at >= (start & whole) && at < (end & whole))
             read_only = true;
+        if (header->p_type == PT_LOAD && header->p_flags & PF_W && (uintptr_t)slot >= start && (uintptr_t)slot < end)
+            data = true;
     }
+    if (!data) /* in code */
+        return;
     if (read_only && mprotect((void *)at, page, PROT_READ | PROT_WRITE) != 0)
         return;
     __atomic_store_n(slot, value, __ATOMIC_RELEASE);

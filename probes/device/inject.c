@@ -26,6 +26,7 @@
 enum {
     SLICE_MS = 10,  /* in a window: how soon a module loaded in it is seen */
     IDLE_MS = 200,  /* between looks for a listener */
+    MOST_WAIT_MS = 1000, /* that the program's exit or fork waits for a call of CUPTI */
     RECORD_NS = 500, /* what one record adds to the program, measured: see docs/costs.md */
 };
 
@@ -36,9 +37,7 @@ static struct cupti cupti;
 static bool have_cupti;
 static volatile bool leaving; /* the program ends */
 static pthread_t thread;
-static pthread_mutex_t gone_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t gone_signal = PTHREAD_COND_INITIALIZER;
-static bool gone; /* the thread has ended */
+static volatile bool in_window; /* until all of it is handed over */
 
 /* ---- settings ---- */
 
@@ -68,7 +67,7 @@ static bool read_settings(void)
     else if (text && *text && !always) {
         char *end;
         double percent = strtod(text, &end);
-        if (end == text || percent <= 0 || percent > 100 || (strcmp(end, "%") != 0 && *end)) {
+        if (end == text || !(percent > 0 && percent <= 100) || (strcmp(end, "%") != 0 && *end)) {
             fprintf(stderr, "kdiff: KDIFF_DEVICE_BUDGET=%s is no share like 0.5%%: device time is off\n", text);
             return false;
         }
@@ -181,6 +180,7 @@ static bool run_window(u64 began_ms, u32 *skipped)
     case WINDOW_OPENED:
         break;
     }
+    in_window = true;
     window_announce();
     hand_over_devices();
     if (said_state != STATE_WORKING)
@@ -209,6 +209,7 @@ static bool run_window(u64 began_ms, u32 *skipped)
         pause_ms(SLICE_MS);
     }
     window_end(ended, *skipped);
+    in_window = false;
     *skipped = 0;
     if (window_broken()) {
         turn_off("%s (%u)", window_broken(), cupti.version);
@@ -246,30 +247,32 @@ static void *work(void *unused)
         u64 gap = always ? IDLE_MS : period_ms - window_ms;
         rest_until(began + window_ms + gap / 2 + random_below(gap + 1));
     }
-    pthread_mutex_lock(&gone_lock);
-    gone = true;
-    pthread_cond_signal(&gone_signal);
-    pthread_mutex_unlock(&gone_lock);
     return NULL;
 }
 
 /* ---- fork and exit ---- */
 
+static __thread bool fork_locked;
+
+/* So that no lock within CUPTI is held in the child. The lock is not tried for ever: a flush may take long. */
 static void before_fork(void)
 {
-    window_lock();
+    u64 until = monotonic_ms() + MOST_WAIT_MS;
+    while (!(fork_locked = window_try_lock()) && monotonic_ms() < until)
+        pause_ms(1);
 }
 
 static void after_fork_parent(void)
 {
-    window_unlock();
+    if (fork_locked)
+        window_unlock();
 }
 
 /* The child has no such thread, and CUDA does not work in it. */
 static void after_fork_child(void)
 {
     hooks_pass = true;
-    window_unlock();
+    after_fork_parent();
 }
 
 static void at_exit(void)
@@ -277,14 +280,11 @@ static void at_exit(void)
     if (hooks_pass)
         return;
     leaving = true;
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += 1;
-    pthread_mutex_lock(&gone_lock);
+    for (u64 until = monotonic_ms() + MOST_WAIT_MS; in_window && monotonic_ms() < until;)
+        pause_ms(1);
     /* It may be in a call that does not come back any more: the program ends all the same. */
-    while (!gone && window_is_open() && pthread_cond_timedwait(&gone_signal, &gone_lock, &until) == 0)
-        ;
-    pthread_mutex_unlock(&gone_lock);
+    if (in_window)
+        hooks_pass = true;
 }
 
 __attribute__((visibility("default"))) int InitializeInjection(void)

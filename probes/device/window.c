@@ -377,6 +377,11 @@ void window_lock(void)
     pthread_mutex_lock(&lock);
 }
 
+bool window_try_lock(void)
+{
+    return pthread_mutex_trylock(&lock) == 0;
+}
+
 void window_unlock(void)
 {
     pthread_mutex_unlock(&lock);

@@ -19,4 +19,5 @@ const char *window_broken(void); /* NULL unless records are not what their versi
 
 /* For fork. */
 void window_lock(void);
+bool window_try_lock(void);
 void window_unlock(void);

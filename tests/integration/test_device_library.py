@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -281,6 +282,19 @@ def test_forks_in_the_middle_of_windows(tmp_path: Path, setting: str) -> None:
     assert run.batches.windows["closed_ns"].max() > run.truth.launches["call_ns"].max() - 250 * MS
     check_executions(run, observed(run))
     check_windows(run)
+
+
+def test_a_call_of_cupti_that_does_not_come_back(tmp_path: Path) -> None:
+    def one(directory: Path, event: Sequence[object]) -> Run:
+        load = ("--duration", 1.6, "--rate", 4000)
+        env = {"KDIFF_DEVICE_TIME": "200/9000", "KDIFF_STANDIN_CUPTI_FLUSH_MS": "9000"}
+        return run_traced(directory, *load, *map(str, event), env=env, in_window=True)
+
+    began = time.monotonic()
+    runs = together(one, tmp_path, [("--fork-at", 0.7), ("--end-at", "0.7:exit")])
+    assert time.monotonic() - began < 6
+    assert [(run.status, run.stderr) for run in runs] == [(0, ""), (0, "")]
+    assert runs[0].rate["children"] == [7]
 
 
 def test_a_program_that_closes_the_library(tmp_path: Path) -> None:
