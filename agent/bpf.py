@@ -15,6 +15,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -32,6 +33,7 @@ _LINK_ATTR_BYTES: Final = 64  # of union bpf_attr, through link_create.uprobe_mu
 _PERF_ATTR_BYTES: Final = 112  # PERF_ATTR_SIZE_VER5
 _PERF_FLAG_FD_CLOEXEC: Final = 8
 _PERF_COUNTER_SHIFT: Final = 32  # where a uprobe's `config` holds its counter's place: 32 bits
+_MOST_CLOSERS: Final = 64
 _REFUSED: Final = (
     "the kernel or BCC refused the BPF program ({}): kdiff needs Linux 5.15 with CONFIG_BPF_SYSCALL and "
     "CONFIG_UPROBE_EVENTS, and BCC 0.18 or newer"
@@ -99,7 +101,7 @@ class Probe:
     counter_offset: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class Link:
     """A probe in one process."""
 
@@ -121,6 +123,7 @@ class Program:
         self._calls = _SYSCALLS[machine()]
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._links: list[int] = []
+        self._in_processes: set[Link] = set()
         self._fds: dict[str, int] = {}
         self.attached = 0
         bcc = _import_bcc()
@@ -177,7 +180,7 @@ class Program:
             link = Link([self._link_multi(path, [probe], self._fds[program], returns=False, pid=pid)])
         else:
             link = Link(self._link_perf(path, probe, self._fds[program], returns=False, pid=pid))
-        self._links += link.descriptors
+        self._in_processes.add(link)
         self.attached += 1
         return link
 
@@ -186,10 +189,9 @@ class Program:
 
         What `detach` has removed already stays so: its descriptors may be another's by now.
         """
-        if not set(link.descriptors) <= set(self._links):
+        if link not in self._in_processes:
             return
-        for descriptor in link.descriptors:
-            self._links.remove(descriptor)
+        self._in_processes.remove(link)
         self.attached -= 1
         threading.Thread(target=_close, args=(link.descriptors,)).start()
 
@@ -235,7 +237,11 @@ class Program:
         return result
 
     def detach(self) -> None:
-        """Removes every probe, the last attached first."""
+        """Removes every probe, the last attached first; those in single processes, each a wait of its own, at once."""
+        if self._in_processes:
+            with ThreadPoolExecutor(_MOST_CLOSERS) as pool:
+                list(pool.map(_close, [link.descriptors for link in self._in_processes]))
+            self._in_processes.clear()
         while self._links:
             os.close(self._links.pop())
         self.attached = 0
