@@ -101,6 +101,10 @@ class DeviceTime:
             if isinstance(batch, int):
                 process.foreign += 1
             else:
+                if process.begins_anew(batch):
+                    for window in process.finished(now, ended=True, last=True):
+                        self._make(process, window, "exit")
+                    process.begin_anew()
                 said = process.feed(batch, now)
                 if said is not None:
                     self._note(f"device time of process {pid}: {said}")

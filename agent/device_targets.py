@@ -29,6 +29,7 @@ class _Listened:
 
     start_ticks: int
     link: Link | None
+    key: FileKey  # of the library
     silent_until: float = 0.0  # monotonic seconds
 
 
@@ -45,15 +46,18 @@ class Listener:
     def look(self, pid: int, start_ticks: int, mappings: list[procfs.Mapping], now: float) -> None:
         """Listens to a process that maps the library (`now`: monotonic seconds)."""
         known = self._processes.get(pid)
-        if known is not None and known.start_ticks == start_ticks and (known.link or now < known.silent_until):
-            return
-        for mapping in mappings:
-            if mapping.executable and _BASENAME in os.path.basename(mapping.path):
-                link = self._attach(pid, mapping)
-                if link is not None:
-                    self.ended(pid)
-                    self._processes[pid] = _Listened(start_ticks, link)
-                    return
+        libraries = [m for m in mappings if m.executable and _BASENAME in os.path.basename(m.path)]
+        if known is not None and known.start_ticks == start_ticks:
+            # exec keeps the pid, and may bring another copy.
+            settled = any(m.key == known.key for m in libraries) if known.link else now < known.silent_until
+            if settled:
+                return
+        for mapping in libraries:
+            link = self._attach(pid, mapping)
+            if link is not None:
+                self.ended(pid)
+                self._processes[pid] = _Listened(start_ticks, link, mapping.key)
+                return
 
     def _attach(self, pid: int, mapping: procfs.Mapping) -> Link | None:
         if mapping.key in self._files and self._files[mapping.key] is None:

@@ -75,6 +75,17 @@ class DeviceProcess:
     states: set[State] = field(default_factory=set)  # that were said
     skipped: int = 0  # windows, since the last one
     turned_ns: int = 0  # monotonic; when the last window given out ended
+    sequence: int = 0  # of the last batch
+
+    def begins_anew(self, batch: Batch) -> bool:
+        """Whether the batch is of another program: exec keeps the pid, and its library counts from 1 again."""
+        anew = batch.sequence < self.sequence
+        self.sequence = batch.sequence
+        return anew
+
+    def begin_anew(self) -> None:
+        """Forgets what only the program before knew; its windows have been given out."""
+        self.names, self.name_bytes, self.devices, self.given = {}, 0, {}, 0
 
     def feed(self, batch: Batch, now: float) -> str | None:
         """Takes a batch (`now`: monotonic seconds) and returns what to tell people of the library, if anything."""

@@ -302,6 +302,20 @@ def test_a_window_waits_a_second_and_then_no_more_comes() -> None:
     assert process.held == 0
 
 
+def test_exec_begins_anew() -> None:
+    """The pid stays, sequences, windows and names are numbered from 1 again."""
+    device = Device()
+    for first, mangled in ((11, b"before"), (1, b"after")):
+        put(device, Block.NAMES, name(1, mangled), sequence=first)
+        put(device, Block.EXECUTIONS, executions(np.full(3, SECOND), name=1), window=7, sequence=first + 1)
+        put(device, Block.WINDOW, window(), at=NOW + SECOND, window=7, sequence=first + 2)
+    rows, windows = device.rows()
+    assert rows is not None
+    assert rows["kernel_name"].to_pylist() == ["before"] * 3 + ["after"] * 3
+    assert len(windows) == 2
+    assert device.summary.foreign == 0
+
+
 def test_windows_that_follow_each_other_quickly() -> None:
     """A window every 10 ms: a hundred wait for their second, and none is foreign."""
     process = DeviceProcess(PID)
