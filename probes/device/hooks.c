@@ -97,7 +97,8 @@ static int through(int stub, long a, long b, long c, long d, long e, long f)
     function target = stubs[stub].target;
     if (hooks_pass)
         return target(a, b, c, d, e, f);
-    hooks_enter();
+    if (!hooks_enter())
+        return target(a, b, c, d, e, f);
     int result = target(a, b, c, d, e, f);
     if (result == 0)
         account(wanted[stubs[stub].wanted].call, wanted[stubs[stub].wanted].name, (const long[]){a, b});
@@ -164,10 +165,8 @@ static void *hooked_dlopen(const char *path, int flags)
         void *loaded = real_dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
         if (loaded)
             dlclose(loaded);
-        else {
-            hooks_enter();
+        else if (hooks_enter())
             hooks_leave();
-        }
     }
     return real_dlopen(path, flags);
 }

@@ -15,9 +15,10 @@ void hooks_scan(void);
  * window's lock. */
 bool hooks_foreign(void);
 
-/* Given by the window: `hooks_enter` closes it, and until `hooks_leave` none opens. Recursive. */
+/* Given by the window: `hooks_enter` closes it, and until `hooks_leave` none opens. Recursive. False after some
+ * seconds in which it could not be closed: then nothing is held. */
 bool hooks_window_open(void);
-void hooks_enter(void);
+bool hooks_enter(void);
 void hooks_leave(void);
 
 /* In a forked child calls pass through as they are. */

@@ -15,6 +15,7 @@ OLD(dlsym)
 OLD(glob)
 OLD(pthread_create)
 OLD(pthread_detach)
+OLD(pthread_mutex_trylock)
 OLD(pthread_sigmask)
 #if defined(__x86_64__)
 __asm__(".symver dlinfo, dlinfo@GLIBC_2.3.3");

@@ -17,6 +17,7 @@ enum {
     DEVICE_BUFFERS = 8,       /* of CUPTI's 3.2 MB each, a context: GPU memory */
     GRACE_MS = 300,           /* for kernels that run as a window closes */
     GRACE_STEP_MS = 5,
+    PATIENCE_MS = 5000, /* of another user of CUPTI with a window that does not close */
     LEAST_RECORD_BYTES = 208, /* of any version: the count that the budget is held against errs on the safe side */
 };
 
@@ -387,11 +388,18 @@ void window_unlock(void)
     pthread_mutex_unlock(&lock);
 }
 
-void hooks_enter(void)
+/* Who holds the lock may wait for the loader's, and a constructor that calls here has that: one must give up. */
+bool hooks_enter(void)
 {
-    window_lock();
+    u64 began = now_ns();
+    while (!window_try_lock()) {
+        if (now_ns() - began > PATIENCE_MS * 1000000ull)
+            return false;
+        sleep_ms(1);
+    }
     if (open)
         close_window(ENDED_YIELDED);
+    return true;
 }
 
 void hooks_leave(void)

@@ -297,6 +297,16 @@ def test_a_call_of_cupti_that_does_not_come_back(tmp_path: Path) -> None:
     assert runs[0].rate["children"] == [7]
 
 
+def test_another_user_does_not_wait_for_ever(tmp_path: Path) -> None:
+    """CUPTI hangs as a window closes: a profiler that begins then gives up waiting, and is refused by CUPTI itself."""
+    env = {"KDIFF_DEVICE_TIME": "200/9000", "KDIFF_STANDIN_CUPTI_FLUSH_MS": "12000", "KDIFF_STANDIN_CUPTI_STRICT": "0"}
+    session = ("--profiler", build().build / "libprofiler.so", "--profile", "0.6:0.1:101")
+    began = time.monotonic()
+    run = run_traced(tmp_path, "--duration", 1, "--rate", 4000, *session, env=env, in_window=True)
+    assert 5 < time.monotonic() - began < 22  # the profiler flushes once more by itself
+    assert (run.status, run.stderr) == (0, "")
+
+
 def test_a_program_that_closes_the_library(tmp_path: Path) -> None:
     run = run_traced(tmp_path, "--duration", 1, "--rate", 9000, "--dlclose-at", 0.3, env=ALWAYS, in_window=True)
     assert (run.status, run.stderr) == (0, "")

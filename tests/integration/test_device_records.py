@@ -176,7 +176,7 @@ class Calls:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = path.open("wb")
-        self._sequence = 0
+        self.sequence = 0
         self.now = time.monotonic_ns()
 
     def call(self, data: bytes, bytes_said: int | None = None, executions: int = 0, *, null: bool = False) -> None:
@@ -186,8 +186,8 @@ class Calls:
     def batch(self, block: Block, records: NDArray[np.void] | bytes, window: int = 0) -> None:
         data = records if isinstance(records, bytes) else records.tobytes()
         count = 1 if isinstance(records, bytes) else len(records)
-        self._sequence += 1
-        head = np.array([(self._sequence, window, VERSION, block, count, BATCH.itemsize + len(data))], BATCH)
+        self.sequence += 1
+        head = np.array([(self.sequence, window, VERSION, block, count, BATCH.itemsize + len(data))], BATCH)
         self.call(head.tobytes() + data, executions=count if block is Block.EXECUTIONS else 0)
 
     def name(self, number: int, mangled: bytes) -> None:
@@ -291,7 +291,7 @@ def test_what_the_ring_has_no_room_for_is_counted_to_the_last(tmp_path: Path, pr
     calls.name(1, b"k1")
     calls.window(1)
     calls.executions(total, 1)
-    closing.now = calls.now
+    closing.now, closing.sequence = calls.now, calls.sequence
     closing.window(1, total)
     agent.process.send_signal(signal.SIGSTOP)
     program.tell(calls.done())

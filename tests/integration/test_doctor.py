@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -95,8 +96,9 @@ def test_as_a_person_sees_it() -> None:
     assert len({re.search(r"^  (?:ok|warn|FAIL) +.*?\S(?=  )  +", line)[0].__len__() for line in facts}) == 1  # type: ignore[index]
     assert "Recording works." in lines
     seen = subprocess.run(
-        ["script", "-qec", f"{AGENT} doctor", "/dev/null"], capture_output=True, text=True, timeout=60, check=False
-    )
+        ["script", "-qec", shlex.join([str(AGENT), "doctor"]), "/dev/null"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
     assert "\x1b[32mok" in seen.stdout, "colour on a terminal"
 
 
