@@ -75,7 +75,8 @@ def calibrate(values: NDArray[np.int64], q: float, hosts: Sequence[str], foreign
     """The excess of one kernel from its `values`, shape (n,), any order, ns; None if they are too few."""
     if values.size < MIN_LAUNCHES:
         return None
-    ordered = np.sort(values)
+    # A launch cannot end before its kernel has run: a shift below 0 would only dilute what the bound shows.
+    ordered = np.sort(np.maximum(values, 0))
     low, p50, high = (quantile(ordered, level) for level in (1.0 - q, 0.5, q))
     return Excess(int(values.size), low, p50, high, tuple(sorted(hosts)), foreign)
 

@@ -246,6 +246,13 @@ def test_no_excess_is_the_interval_of_the_bound() -> None:
     assert device_interval(b, a, none, 0.05) == pytest.approx(ratio_interval(b, a, 0.05))
 
 
+def test_an_excess_is_not_negative() -> None:
+    """A shift below 0 would dilute a change of the bound until it passes."""
+    excess = calibrate(np.full(1_009, -1_000_000), 0.99, ["host-1"], False)
+    assert excess is not None
+    assert (excess.low, excess.p50, excess.high) == (0, 0, 0)
+
+
 def test_the_interval_is_the_union_over_the_shifts() -> None:
     rng = np.random.default_rng(9)
     b, a = estimate(20_000 + rng.integers(0, 500, 6_000)), estimate(24_000 + rng.integers(0, 500, 6_000))
