@@ -117,7 +117,9 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
     with_syncs = any(plan.metric in ("completion", "graph") for plan in plans)
     losses = {side: recording.loss(with_syncs) for side, recording in recordings.items()}
     lossy = recorded.lossy(losses, options.max_loss)
-    device_lossy = recorded.lossy_device(sides, options.max_loss) if _any_device(plans) else []
+    device_lossy = []
+    if any(plan.metric == "device" for plan in plans):
+        device_lossy = recorded.lossy_device(sides, options.max_loss) + recorded.other_processes(sides)
     rows = []
     for index, plan in enumerate(plans):
         row = _row(plan, judgements[index], samples[index], options)
@@ -294,16 +296,15 @@ def _notes(plans: Sequence[Plan], census: Mapping[str, Mapping[str, Counts]], op
     if options.metric in _MEANING:
         notes.append(_MEANING[options.metric])
     graphs = sum(counts[GRAPHS].launches for counts in census.values() if GRAPHS in counts)
-    devices = all(any(c.executions for c in counts.values()) for counts in census.values())
     if graphs and options.metric != "graph":
-        seen = "are judged by device time, under their own names" if devices else ""
-        unseen = "cannot be seen: device time was not recorded in both windows"
-        notes.append(f"The kernels inside {graphs:,} graph launches {seen or unseen}.")
+        told = "cannot be seen: device time was not recorded in both windows"
+        if all(any(c.in_graphs for c in counts.values()) for counts in census.values()):
+            judged = options.metric in ("auto", "device")
+            told = "are judged by device time, under their own names" if judged else "are not judged"
+        elif all(any(c.executions for c in counts.values()) for counts in census.values()):
+            told = "cannot be seen: none of them ran in a device window in both windows"
+        notes.append(f"The kernels inside {graphs:,} graph launches {told}.")
     return notes
-
-
-def _any_device(plans: Sequence[Plan]) -> bool:
-    return any(plan.metric == "device" for plan in plans)
 
 
 def _recorded_ns(evidence: Evidence, recording: Recording) -> float:

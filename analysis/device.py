@@ -112,8 +112,9 @@ def read_recording(
         bounds = stretches.get(process, np.empty((0, 2), np.int64)).ravel().tolist()
         if process in launched:
             bounds += [launched[process]["first_ns"], launched[process]["last_ns"]]
-        alive[process] = max(bounds) - min(bounds)
-    totals = {name: int(column(windows, name, np.uint64).sum()) for name in _COUNTS}
+        alive[process] = max(bounds, default=0) - min(bounds, default=0)
+    # Python's integers: a sum that wraps around would hide a loss.
+    totals = {name: sum(column(windows, name, np.uint64).tolist()) for name in _COUNTS}
     return DeviceRecording(
         windows=windows.num_rows,
         clock_error_ns=int(column(windows, "clock_error_ns", np.int64).max()),

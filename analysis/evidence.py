@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from kdiff.analysis.columns import column
-from kdiff.analysis.device import DeviceRecording, read_recording
+from kdiff.analysis.device import DeviceRecording, Process, read_recording
 from kdiff.analysis.interval import Sample
 from kdiff.analysis.window import Window, covered_ns, utc_short
 from kdiff.queries.errors import KdiffError
@@ -37,8 +37,9 @@ _QUERIES: Final = {
 class Counts:
     """What one kernel did in one window, in launches; `*_ns` are sums of time.
 
-    `keys` stand for its names in the store: more than one after a rename. `executions` were timed on the device;
-    `device_runs` and `device_ns` are scaled to all of the time, each process's by the share of it that was timed.
+    `keys` stand for its names in the store: more than one after a rename. `executions` were timed on the device,
+    `in_graphs` of them inside graphs; `device_runs` and `device_ns` are scaled to all of the time, each process's by the
+    share of it that was timed.
     """
 
     keys: tuple[int, ...] = ()
@@ -52,6 +53,7 @@ class Counts:
     isolated_ns: int = 0
     launch_ns: int = 0
     executions: int = 0
+    in_graphs: int = 0
     device_runs: float = 0.0
     device_ns: float = 0.0
 
@@ -116,7 +118,8 @@ class Values:
 
 
 _FIELDS: Final = tuple(f.name for f in fields(Counts) if f.name != "keys")
-_HOST_FIELDS: Final = tuple(name for name in _FIELDS if name not in ("executions", "device_runs", "device_ns"))
+_DEVICE_FIELDS: Final = ("executions", "in_graphs", "device_runs", "device_ns")
+_HOST_FIELDS: Final = tuple(name for name in _FIELDS if name not in _DEVICE_FIELDS)
 
 
 class Evidence:
@@ -150,6 +153,7 @@ class Evidence:
             ran = Counts(
                 (row["kernel_key"],),
                 executions=row["executions"],
+                in_graphs=row["in_graphs"],
                 device_runs=scale * row["executions"],
                 device_ns=scale * row["device_ns"],
             )
@@ -166,6 +170,15 @@ class Evidence:
         """Executions that the device timed. Raises StoreError."""
         return sum(row["executions"] for row in self._executions)
 
+    @property
+    def timed_by(self) -> dict[Process, int]:
+        """Executions that the device timed, of each process that has any. Raises StoreError."""
+        found: dict[Process, int] = {}
+        for row in self._executions:
+            process = row["host"], row["pid"]
+            found[process] = found.get(process, 0) + row["executions"]
+        return found
+
     @cached_property
     def processes(self) -> list[dict[str, Any]]:
         """The processes that launched, rows of queries/sql/processes.sql. Raises StoreError."""
@@ -176,7 +189,7 @@ class Evidence:
     def device(self) -> DeviceRecording:
         """What the device timed of the window. Raises StoreError."""
         windows = self.store.query("device_windows", self._params)
-        timed = sorted({(row["host"], row["pid"]) for row in self._executions})
+        timed = sorted(self.timed_by)
         # Whether other processes were timed matters only where any was.
         processes = self.processes if windows.num_rows or timed else []
         return read_recording(self.window, windows, processes, timed)

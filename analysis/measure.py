@@ -42,10 +42,12 @@ def choose(pairs: Sequence[Pair], metric: MetricChoice) -> list[Plan]:
     """One plan a pair, in order; pairs that `metric` does not concern are left out."""
     device_seen = all(any(getattr(p, side).executions for p in pairs) for side in ("before", "after"))
     no_device = _NOT_MET if device_seen else NO_DEVICE_TIME
+    # Device time of other kernels says nothing of graphs: theirs may run in processes that are not timed.
+    graphs_seen = all(any(getattr(p, side).in_graphs for p in pairs) for side in ("before", "after"))
     plans = []
     for pair in pairs:
         if pair.kernel == GRAPHS:
-            if metric == "graph" or (metric == "auto" and not device_seen):
+            if metric == "graph" or (metric == "auto" and not graphs_seen):
                 plans.append(_plan(pair, "graph", metric == "auto", no_device))
         elif metric == "auto":
             plans.append(_best(pair, no_device))

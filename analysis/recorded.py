@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import permutations
 from typing import Final
 
-from kdiff.analysis.device import DeviceRecording
+from kdiff.analysis.device import UNHEARD_SHARE, DeviceRecording
 from kdiff.analysis.evidence import Counts, Evidence, Recording
 from kdiff.analysis.pairing import show
 from kdiff.analysis.report import DeviceReport, WindowReport
@@ -35,6 +36,28 @@ def lossy_device(sides: Mapping[str, Evidence], limit: float) -> list[str]:
                 f"{device.executions + device.missing:,} executions, {100 * device.loss:.3g}% (limit {100 * limit:g}%; "
                 f"not collected {device.uncollected:,}, no room in CUPTI {device.dropped:,}, agent's ring full "
                 f"{device.lost:,}): no verdict on device time; choose a window without the loss."
+            )
+    return found
+
+
+def other_processes(sides: Mapping[str, Evidence]) -> list[str]:
+    """One sentence for each window whose device times are of processes that ran in the other, but were not timed there.
+
+    Their GPUs and their work may be others than those of the processes that were timed instead. A process that did not
+    run in the other window is no such: it came, or went.
+    """
+    found = []
+    for (side, evidence), (other, there) in permutations(sides.items(), 2):
+        timed_hosts = {host for host, _ in there.device.stretches}
+        missing = {(row["host"], row["pid"]) for row in there.processes} - there.device.stretches.keys()
+        # A process that was started anew has another pid.
+        hosts = {host for host, _ in missing} - timed_hosts
+        held = sum(n for process, n in evidence.timed_by.items() if process in missing or process[0] in hosts)
+        if there.timed and held > UNHEARD_SHARE * evidence.timed:
+            found.append(
+                f"{held / evidence.timed:.0%} of the executions that were timed in the {side} window are of processes "
+                f"that ran in the {other} window without device windows: no verdict on device time; "
+                "choose windows in which the same processes were timed."
             )
     return found
 

@@ -5,6 +5,7 @@ SELECT
     host,
     pid,
     count() AS executions,
+    countIf(graph_id != 0) AS in_graphs,
     sum(duration_ns) AS device_ns
 FROM kernel_executions
 WHERE timestamp_ns >= {from_ns:Int64}

@@ -205,6 +205,9 @@ def test_graphs_are_judged_as_graphs(capture: Capture) -> None:
     assert [row.kernel for row in report.kernels] == [GRAPHS]
     assert report.exit_code == 0
     capture.device("gelu")
+    assert {row.kernel: row.metric for row in capture.compare().kernels} == {"gelu": "device", GRAPHS: "graph"}
+    for window in (BEFORE, AFTER):
+        capture.add("kernel_executions", captures.executions("gelu", [window.from_ns], 80_000, graph_id=1))
     assert [row.kernel for row in capture.compare().kernels] == ["gelu"]
 
 

@@ -285,3 +285,59 @@ def test_every_measure_stands_beside_the_judged_one(tmp_path: Path) -> None:
         ["completion", "not", "judged"],
         ["launch", "not", "judged"],
     ]
+
+
+def test_graphs_that_no_device_window_met_are_judged_as_graphs(capture: Capture) -> None:
+    """Device time of other kernels is none of theirs: their process may not be timed at all."""
+    for side, window in enumerate(SIDES):
+        times = captures.spread(window.from_ns, window.to_ns, 5_003)
+        columns = {"kind": "graph_launch", "completion_ns": 100_000 + 50_000 * side, "host": "host-2"}
+        capture.add("cuda_events", captures.launches("", times, **columns))
+    capture.kernel("gelu")
+    # Seen before only: what its graphs did after is known by the graphs alone.
+    capture.kernel("node", (1.0, None), launched=False, graph_id=3)
+    report = capture.compare()
+    assert only(report, GRAPHS).verdict is Verdict.REGRESSED
+    assert only(report, GRAPHS).metric == "graph"
+    assert only(report, "gelu").metric == "device"
+    assert report.verdict is Verdict.REGRESSED
+    assert any("cannot be seen: none of them ran in a device window in both" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("pids", [(1, 1), (1, 2)])
+def test_device_times_of_other_processes_give_no_verdict(tmp_path: Path, pids: tuple[int, int]) -> None:
+    """The host that is timed changes, and its GPU is faster: the kernel is not."""
+    capture = Capture(tmp_path)
+    for side, window in enumerate(SIDES):
+        timed = f"host-{side + 1}"
+        capture.windows(side, host=timed, pid=pids[side])
+        for host in ("host-1", "host-2"):
+            times = captures.spread(window.from_ns, window.to_ns, N)
+            capture.add("cuda_events", captures.launches("gelu", times, host=host, pid=pids[side]))
+        scales = (1.0, None) if side == 0 else (None, 0.7)
+        capture.kernel("gelu", scales, launched=False, host=timed, pid=pids[side])
+    report = capture.compare()
+    assert only(report).verdict is Verdict.INCONCLUSIVE
+    assert only(report).reasons[0].startswith("100% of the executions that were timed in the before window are of")
+    assert report.exit_code == 3
+
+
+def test_a_process_that_came_or_went_is_no_other(tmp_path: Path) -> None:
+    capture = Capture(tmp_path)
+    for side, scales in enumerate([(1.0, None), (None, 1.0)]):
+        capture.windows(side, pid=side + 1)
+        capture.kernel("gelu", scales, pid=side + 1)
+    assert only(capture.compare()).verdict is Verdict.PASS
+
+
+def test_hostile_windows_neither_crash_nor_hide_a_loss(capture: Capture) -> None:
+    capture.kernel("gelu")
+    start = [BEFORE.from_ns + 5 * SECOND]
+    capture.add("device_windows", captures.device_windows(start, -SECOND, pid=99))
+    assert only(capture.compare()).verdict is Verdict.PASS
+    lost = np.full(2, 2**63, np.uint64)
+    capture.add("device_windows", captures.device_windows(start * 2, lost=lost))
+    report = capture.compare()
+    assert only(report).verdict is Verdict.INCONCLUSIVE
+    assert report.before.device is not None
+    assert report.before.device.lost == 2**64
