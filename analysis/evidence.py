@@ -38,8 +38,8 @@ class Counts:
     """What one kernel did in one window, in launches; `*_ns` are sums of time.
 
     `keys` stand for its names in the store: more than one after a rename. `executions` were timed on the device,
-    `in_graphs` of them inside graphs; `device_runs` and `device_ns` are scaled to all of the time, each process's by the
-    share of it that was timed.
+    `in_graphs` of them inside graphs; `device_runs` and `device_ns` are scaled to all of the time, each process's by
+    the share of it that was timed.
     """
 
     keys: tuple[int, ...] = ()
