@@ -12,7 +12,7 @@ from kdiff.analysis import recorded
 from kdiff.analysis.calibration import Excess, read_excess
 from kdiff.analysis.evidence import GRAPHS, Counts, Evidence, Recording, holdings
 from kdiff.analysis.interval import Sample, tail_estimate
-from kdiff.analysis.measure import NO_DEVICE_TIME, MetricChoice, Plan, choose, gather
+from kdiff.analysis.measure import NO_DEVICE_TIME, MetricChoice, Plan, choose, gather, unlike
 from kdiff.analysis.pairing import pair_kernels, show
 from kdiff.analysis.quantiles import rank
 from kdiff.analysis.queueing import add_queue
@@ -156,7 +156,7 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
         ),
         rare_launches=rare.launches,
         rare_time=rare.time,
-        notes=(*lossy, *device_lossy, *played.notes, *_notes(plans, census, options)),
+        notes=(*lossy, *device_lossy, *played.notes, *_notes(plans, census, options), *_unlike(before, after, plans)),
         warnings=(*pairing.warnings, *recorded.warnings(sides, recordings)),
     )
 
@@ -305,6 +305,15 @@ def _notes(plans: Sequence[Plan], census: Mapping[str, Mapping[str, Counts]], op
             told = "cannot be seen: none of them ran in a device window in both windows"
         notes.append(f"The kernels inside {graphs:,} graph launches {told}.")
     return notes
+
+
+def _unlike(before: Evidence, after: Evidence, plans: Sequence[Plan]) -> list[str]:
+    if not unlike(before, after) or all(plan.metric in ("device", None) for plan in plans):
+        return []
+    return [
+        "Calls in device windows take longer, and one window has more of these than the other: "
+        "those in them are left out."
+    ]
 
 
 def _recorded_ns(evidence: Evidence, recording: Recording) -> float:

@@ -227,15 +227,19 @@ class Evidence:
             hosts={host: covered_ns(self.window, its) / length for host, its in sorted(stretches.items())},
         )
 
-    def values(self, metric: Metric, keys: Mapping[int, int]) -> dict[int, Values]:
+    def values(self, metric: Metric, keys: Mapping[int, int], outside: bool = False) -> dict[int, Values]:
         """The values of `metric` of the kernels in `keys` (kernel_key -> index), by index.
 
-        Two keys with one index are one kernel. Raises StoreError.
+        Two keys with one index are one kernel. `outside`: of calls, without those in device windows of their process.
+        Raises StoreError.
         """
         if not keys:
             return {}
         buckets, width = self.window.buckets()
-        table = self.store.query(_QUERIES[metric], self._params | {"bucket_ns": width, "keys": sorted(keys)})
+        asked: dict[str, int | str | list[int]] = {"bucket_ns": width, "keys": sorted(keys)}
+        if metric != "device":
+            asked["outside"] = int(outside)
+        table = self.query(_QUERIES[metric], asked)
         if not table.num_rows:
             return {}
         ordered = np.array(sorted(keys), dtype=np.uint64)

@@ -35,6 +35,9 @@ class Plan:
         return counts.executions if self.metric == "device" else counts.seen
 
 
+UNLIKE: Final = 0.05
+"""Where one window was timed on the device for so much more of the time, its calls are not like those of the other."""
+
 Samples = dict[int, tuple[Sample | None, Sample | None]]
 
 
@@ -90,8 +93,14 @@ def _plan(pair: Pair, metric: Metric, isolated: bool, no_device: str) -> Plan:
     return Plan(pair, None, why=f"No {what[metric]} is known {where}.")
 
 
+def unlike(before: Evidence, after: Evidence) -> bool:
+    """Whether calls in device windows, which take longer, are left out: one window has more of these than the other."""
+    return abs(before.device.coverage - after.device.coverage) > UNLIKE
+
+
 def gather(before: Evidence, after: Evidence, plans: Sequence[Plan]) -> Samples:
     """The samples of every plan by its index: one read for each window and measure."""
+    outside = unlike(before, after)
     found: list[dict[int, Sample | None]] = [{}, {}]
     for samples, evidence, side in zip(found, (before, after), ("before", "after"), strict=True):
         for metric in sorted({plan.metric for plan in plans if plan.metric}):
@@ -101,6 +110,6 @@ def gather(before: Evidence, after: Evidence, plans: Sequence[Plan]) -> Samples:
                 if plan.metric == metric
                 for key in getattr(plan.pair, side).keys
             }
-            for index, values in evidence.values(metric, keys).items():
+            for index, values in evidence.values(metric, keys, outside).items():
                 samples[index] = values.choose(plans[index].isolated)
     return {i: (found[0].get(i), found[1].get(i)) for i in range(len(plans))}

@@ -1,9 +1,17 @@
 -- Time in the host call of each launch in a window, of the kernels in `keys`, where the return was probed.
+-- outside = 1: without those in device windows of their process.
 SELECT
     cityHash64(kernel_name) AS kernel_key,
     toInt32(intDiv(timestamp_ns - {from_ns:Int64}, {bucket_ns:Int64})) AS bucket,
     duration_ns AS value
-FROM cuda_events
+FROM cuda_events AS events
+LEFT ASOF JOIN
+(
+    SELECT cityHash64(host, pid) AS process, from_ns, to_ns
+    FROM device_windows
+    WHERE {outside:UInt8} = 1
+        AND to_ns > from_ns
+) AS windows ON cityHash64(events.host, events.pid) = windows.process AND events.timestamp_ns >= windows.from_ns
 WHERE kind = 'launch'
     AND timestamp_ns >= {from_ns:Int64}
     AND timestamp_ns < {to_ns:Int64}
@@ -13,3 +21,4 @@ WHERE kind = 'launch'
     AND bitAnd(flags, 1) = 0
     AND ({service:String} = '' OR service = {service:String})
     AND cityHash64(kernel_name) IN {keys:Array(UInt64)}
+    AND timestamp_ns >= to_ns

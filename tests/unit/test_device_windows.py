@@ -341,3 +341,29 @@ def test_hostile_windows_neither_crash_nor_hide_a_loss(capture: Capture) -> None
     assert only(report).verdict is Verdict.INCONCLUSIVE
     assert report.before.device is not None
     assert report.before.device.lost == 2**64
+
+
+@pytest.mark.parametrize(("on", "slower", "verdict"), [(1, 0, Verdict.PASS), (0, 2_000, Verdict.REGRESSED)])
+def test_calls_in_device_windows_of_one_window_only_are_left_out(
+    tmp_path: Path, on: int, slower: int, verdict: Verdict
+) -> None:
+    """They take longer: device time switched on is no slowdown, and switched off hides none."""
+    capture = Capture(tmp_path)
+    capture.windows(on)
+    left = []
+    for side, window in enumerate(SIDES):
+        times = captures.spread(window.from_ns, window.to_ns, N)
+        values = 26_000 + slower * side + np.random.default_rng(side).integers(0, 500, N)
+        if side == on:
+            met = captures.inside(times, capture.starts[on])
+            values = values + 3_000 * met
+            # Windows of another process leave out nothing.
+            capture.add("device_windows", captures.device_windows([window.from_ns], window.length_ns, pid=99))
+        left.append(N - int(met.sum()) if side == on else N)
+        capture.add("cuda_events", captures.launches("gelu", times, completion_ns=values))
+    report = capture.compare()
+    assert only(report).metric == "completion"
+    assert (only(report).n_before, only(report).n_after) == tuple(left)
+    assert min(left) < N
+    assert only(report).verdict is verdict
+    assert any("those in them are left out" in note for note in report.notes)
