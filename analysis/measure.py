@@ -35,8 +35,8 @@ class Plan:
         return counts.executions if self.metric == "device" else counts.seen
 
 
-UNLIKE: Final = 0.05
-"""Where one window was timed on the device for so much more of the time, its calls are not like those of the other."""
+ALIKE: Final = 0.75
+"""Below this ratio of the shares of the time that were timed on the device, the calls of two windows are not alike."""
 
 Samples = dict[int, tuple[Sample | None, Sample | None]]
 
@@ -95,7 +95,9 @@ def _plan(pair: Pair, metric: Metric, isolated: bool, no_device: str) -> Plan:
 
 def unlike(before: Evidence, after: Evidence) -> bool:
     """Whether calls in device windows, which take longer, are left out: one window has more of these than the other."""
-    return abs(before.device.coverage - after.device.coverage) > UNLIKE
+    less, more = sorted((before.device.coverage, after.device.coverage))
+    # Of a p99 the slowest hundredth decides: a share that is small is not therefore harmless.
+    return less < ALIKE * more
 
 
 def gather(before: Evidence, after: Evidence, plans: Sequence[Plan]) -> Samples:

@@ -343,12 +343,13 @@ def test_hostile_windows_neither_crash_nor_hide_a_loss(capture: Capture) -> None
     assert report.before.device.lost == 2**64
 
 
+@pytest.mark.parametrize("period", [TENTH, 40 * SECOND])
 @pytest.mark.parametrize(("on", "slower", "verdict"), [(1, 0, Verdict.PASS), (0, 2_000, Verdict.REGRESSED)])
 def test_calls_in_device_windows_of_one_window_only_are_left_out(
-    tmp_path: Path, on: int, slower: int, verdict: Verdict
+    tmp_path: Path, on: int, slower: int, verdict: Verdict, period: int
 ) -> None:
     """They take longer: device time switched on is no slowdown, and switched off hides none."""
-    capture = Capture(tmp_path)
+    capture = Capture(tmp_path, period, period)
     capture.windows(on)
     left = []
     for side, window in enumerate(SIDES):
@@ -358,7 +359,7 @@ def test_calls_in_device_windows_of_one_window_only_are_left_out(
             met = captures.inside(times, capture.starts[on])
             values = values + 3_000 * met
             # Windows of another process leave out nothing.
-            capture.add("device_windows", captures.device_windows([window.from_ns], window.length_ns, pid=99))
+            capture.add("device_windows", captures.device_windows([window.from_ns], SECOND, pid=99))
         left.append(N - int(met.sum()) if side == on else N)
         capture.add("cuda_events", captures.launches("gelu", times, completion_ns=values))
     report = capture.compare()
