@@ -27,16 +27,13 @@ __asm__(".pushsection .text\n"
 /* The kernel counts the probes on HANDOVER here. It writes to initialised data only. */
 __attribute__((visibility("default"), section(".data"))) volatile uint16_t LISTENERS = 0;
 
-static struct {
+struct batch {
     struct batch_record head;
     unsigned char records[BATCH_BYTES - sizeof(struct batch_record)];
-} batch __attribute__((aligned(64)));
-static u64 sequence, executions_handed;
+};
 /* A name may take a whole batch, and the executions gathered so far go on being gathered. */
-static struct {
-    struct batch_record head;
-    unsigned char records[BATCH_BYTES - sizeof(struct batch_record)];
-} other __attribute__((aligned(64)));
+static struct batch gathered __attribute__((aligned(64))), other __attribute__((aligned(64)));
+static u64 sequence, executions_handed;
 
 bool handover_heard(void)
 {
@@ -49,23 +46,29 @@ static void pace(void)
     nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 }
 
-static void hand_over_other(u32 block, u64 window, u32 count, size_t bytes)
+/* The one record that is in `other`. */
+static void hand_over_other(u32 block, u64 window, size_t bytes)
 {
     other.head = (struct batch_record){
-        .sequence = ++sequence, .window = window, .version = VERSION, .block = block, .count = count,
-        .bytes = sizeof(struct batch_record) + bytes};
+        .sequence = ++sequence, .window = window, .version = VERSION, .block = block, .count = 1,
+        .bytes = sizeof other.head + bytes};
     HANDOVER(&other, other.head.bytes, 0);
+}
+
+static void hand_over_gathered(void)
+{
+    if (!gathered.head.count)
+        return;
+    gathered.head.sequence = ++sequence;
+    executions_handed += gathered.head.count;
+    HANDOVER(&gathered, gathered.head.bytes, gathered.head.count);
+    gathered.head.count = 0;
+    pace();
 }
 
 u64 handover_flush(void)
 {
-    if (batch.head.count) {
-        batch.head.sequence = ++sequence;
-        executions_handed += batch.head.count;
-        HANDOVER(&batch, batch.head.bytes, batch.head.count);
-        batch.head.count = 0;
-        pace();
-    }
+    hand_over_gathered();
     u64 handed = executions_handed;
     executions_handed = 0;
     return handed;
@@ -73,23 +76,20 @@ u64 handover_flush(void)
 
 void handover_execution(const struct execution_record *execution, u64 window)
 {
-    size_t used = batch.head.count * sizeof *execution;
-    if (batch.head.count && (batch.head.window != window || used + sizeof *execution > sizeof batch.records)) {
-        u64 handed = handover_flush();
-        executions_handed = handed;
-        used = 0;
-    }
-    if (!batch.head.count)
-        batch.head = (struct batch_record){.window = window, .version = VERSION, .block = BLOCK_EXECUTIONS};
-    memcpy(batch.records + used, execution, sizeof *execution);
-    batch.head.count++;
-    batch.head.bytes = sizeof batch.head + used + sizeof *execution;
+    if (gathered.head.window != window || gathered.head.bytes + sizeof *execution > sizeof gathered)
+        hand_over_gathered();
+    if (!gathered.head.count)
+        gathered.head = (struct batch_record){
+            .window = window, .version = VERSION, .block = BLOCK_EXECUTIONS, .bytes = sizeof gathered.head};
+    memcpy((unsigned char *)&gathered + gathered.head.bytes, execution, sizeof *execution);
+    gathered.head.bytes += sizeof *execution;
+    gathered.head.count++;
 }
 
 void handover_window(const struct window_record *window, u64 number)
 {
     memcpy(other.records, window, sizeof *window);
-    hand_over_other(BLOCK_WINDOW, number, 1, sizeof *window);
+    hand_over_other(BLOCK_WINDOW, number, sizeof *window);
 }
 
 void handover_state(u32 state, u32 skipped, const char *text)
@@ -97,7 +97,7 @@ void handover_state(u32 state, u32 skipped, const char *text)
     struct state_record record = {.state = state, .skipped = skipped};
     strncpy(record.text, text, sizeof record.text - 1);
     memcpy(other.records, &record, sizeof record);
-    hand_over_other(BLOCK_STATE, 0, 1, sizeof record);
+    hand_over_other(BLOCK_STATE, 0, sizeof record);
 }
 
 void handover_device(u32 number, const u8 *uuid)
@@ -105,7 +105,7 @@ void handover_device(u32 number, const u8 *uuid)
     struct device_record record = {.number = number};
     memcpy(record.uuid, uuid, sizeof record.uuid);
     memcpy(other.records, &record, sizeof record);
-    hand_over_other(BLOCK_DEVICES, 0, 1, sizeof record);
+    hand_over_other(BLOCK_DEVICES, 0, sizeof record);
 }
 
 void handover_name(u32 number, const char *name, size_t length)
@@ -121,5 +121,5 @@ void handover_name(u32 number, const char *name, size_t length)
     memcpy(other.records, &head, sizeof head);
     memset(other.records + sizeof head + (length & ~(size_t)7), 0, 8);
     memcpy(other.records + sizeof head, name, length);
-    hand_over_other(BLOCK_NAMES, 0, 1, sizeof head + padded);
+    hand_over_other(BLOCK_NAMES, 0, sizeof head + padded);
 }

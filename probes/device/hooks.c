@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "device_wire.h"
+#include "window.h"
 
 #if defined(__x86_64__)
 enum { SLOT_JUMP = R_X86_64_JUMP_SLOT, SLOT_GLOBAL = R_X86_64_GLOB_DAT, SLOT_ADDRESS = R_X86_64_64 };
@@ -54,12 +55,12 @@ bool hooks_foreign(void)
     return subscriptions > 0 || enabled_kinds[0] || enabled_kinds[1] || enabled_kinds[2] || enabled_kinds[3];
 }
 
-static void account(enum call call, const char *name, const long *arguments)
+static void account(int which, long first_argument, long second_argument)
 {
     /* The _v2 forms and the ones for a context have the kind second. */
-    bool second = strstr(name, "_v2") || strstr(name, "Context");
-    unsigned long kind = (unsigned long)arguments[second ? 1 : 0] & 255;
-    switch (call) {
+    bool second = strstr(wanted[which].name, "_v2") || strstr(wanted[which].name, "Context");
+    unsigned long kind = (unsigned long)(second ? second_argument : first_argument) & 255;
+    switch (wanted[which].call) {
     case SUBSCRIBE:
         subscriptions++;
         break;
@@ -95,13 +96,11 @@ static pthread_mutex_t stubs_lock = PTHREAD_MUTEX_INITIALIZER;
 static int through(int stub, long a, long b, long c, long d, long e, long f)
 {
     function target = stubs[stub].target;
-    if (hooks_pass)
-        return target(a, b, c, d, e, f);
-    if (!hooks_enter())
+    if (hooks_pass || !hooks_enter())
         return target(a, b, c, d, e, f);
     int result = target(a, b, c, d, e, f);
     if (result == 0)
-        account(wanted[stubs[stub].wanted].call, wanted[stubs[stub].wanted].name, (const long[]){a, b});
+        account(stubs[stub].wanted, a, b);
     hooks_leave();
     return result;
 }
@@ -161,7 +160,7 @@ static dlopen_function real_dlopen;
  * at the end here too: where dlopen searches depends on its caller. */
 static void *hooked_dlopen(const char *path, int flags)
 {
-    if (path && !hooks_pass && hooks_window_open() && !(flags & RTLD_NOLOAD)) {
+    if (path && !hooks_pass && window_is_open() && !(flags & RTLD_NOLOAD)) {
         void *loaded = real_dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
         if (loaded)
             dlclose(loaded);

@@ -17,7 +17,6 @@ bool hooks_foreign(void);
 
 /* Given by the window: `hooks_enter` closes it, and until `hooks_leave` none opens. Recursive. False after some
  * seconds in which it could not be closed: then nothing is held. */
-bool hooks_window_open(void);
 bool hooks_enter(void);
 void hooks_leave(void);
 

@@ -16,9 +16,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "handover.h"
 #include "hooks.h"
 #include "window.h"
@@ -27,16 +27,14 @@ enum {
     SLICE_MS = 10,  /* in a window: how soon a module loaded in it is seen */
     IDLE_MS = 200,  /* between looks for a listener */
     MOST_WAIT_MS = 1000, /* that the program's exit or fork waits for a call of CUPTI */
-    RECORD_NS = 500, /* what one record adds to the program, measured: see docs/costs.md */
+    RECORD_NS = 500, /* what one record may add to the program, at most, by docs/adr/0012 */
 };
 
 static u64 window_ms = 1000, period_ms = 10000;
 static bool always;
 static double budget = 0.005;
 static struct cupti cupti;
-static bool have_cupti;
 static volatile bool leaving; /* the program ends */
-static pthread_t thread;
 static volatile bool in_window; /* until all of it is handed over */
 
 /* ---- settings ---- */
@@ -86,27 +84,11 @@ static u64 random_below(u64 limit)
 
 /* ---- the thread ---- */
 
-static u64 monotonic_ms(void)
+/* Sleeps until a time, or until that need not be waited for any longer. */
+static void rest_until(u64 ms)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (u64)now.tv_sec * 1000 + (u64)now.tv_nsec / 1000000;
-}
-
-static void pause_ms(long ms)
-{
-    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
-}
-
-/* Sleeps until a time; false when it need not be waited for any longer. */
-static bool rest_until(u64 ms)
-{
-    for (u64 now; (now = monotonic_ms()) < ms;) {
-        if (leaving || !handover_heard())
-            return false;
-        pause_ms(ms - now < IDLE_MS ? (long)(ms - now) : IDLE_MS);
-    }
-    return !leaving && handover_heard();
+    for (u64 now; (now = now_ms()) < ms && !leaving && handover_heard();)
+        sleep_ms(ms - now < IDLE_MS ? (long)(ms - now) : IDLE_MS);
 }
 
 static u32 said_state = ~0u;
@@ -150,19 +132,15 @@ static void hand_over_devices(void)
     dlclose(driver);
 }
 
-/* Whether there is a CUPTI to use; the program's own may have been loaded since. */
-static bool find_cupti(void)
+/* Looks anew each time: the program's own may have been loaded since. */
+static enum cupti_found find_cupti(void)
 {
     enum cupti_found found = cupti_find(&cupti);
-    have_cupti = found == CUPTI_FOUND;
-    if (found == CUPTI_NONE) {
-        if (said_state != STATE_NO_CUPTI)
-            say(STATE_NO_CUPTI, 0, "no libcupti is mapped or found: name it in KDIFF_DEVICE_CUPTI");
-        return true;
-    }
+    if (found == CUPTI_NONE && said_state != STATE_NO_CUPTI)
+        say(STATE_NO_CUPTI, 0, "no libcupti is mapped or found: name it in KDIFF_DEVICE_CUPTI");
     if (found == CUPTI_UNKNOWN)
         turn_off("%.100s is version %u of CUPTI, whose records are not known", cupti.path, cupti.version);
-    return found != CUPTI_UNKNOWN;
+    return found;
 }
 
 /* One window from its opening to its end; false when nothing may be tried again. */
@@ -198,7 +176,7 @@ static bool run_window(u64 began_ms, u32 *skipped)
             ended = ENDED_BUDGET;
             break;
         }
-        u64 now = monotonic_ms();
+        u64 now = now_ms();
         if (now >= end) {
             if (!always)
                 break;
@@ -206,7 +184,7 @@ static bool run_window(u64 began_ms, u32 *skipped)
             *skipped = 0;
             end = now + window_ms;
         }
-        pause_ms(SLICE_MS);
+        sleep_ms(SLICE_MS);
     }
     window_end(ended, *skipped);
     in_window = false;
@@ -227,21 +205,18 @@ static void *work(void *unused)
         hooks_scan(); /* before an agent comes too: what dlsym has answered by then stays in use */
         if (!handover_heard()) {
             heard = false;
-            pause_ms(IDLE_MS);
+            sleep_ms(IDLE_MS);
             continue;
         }
-        u64 began = monotonic_ms();
+        u64 began = now_ms();
         if (!heard) { /* an agent came: it knows nothing of what was said before */
             heard = true;
             say(STATE_WAITING, 0, "");
-            if (!rest_until(began + random_below(window_ms)))
-                continue;
-            began = monotonic_ms();
+            rest_until(began + random_below(window_ms));
+            continue;
         }
-        hooks_scan();
-        if (!find_cupti())
-            break;
-        if (have_cupti && !run_window(began, &skipped))
+        enum cupti_found found = find_cupti();
+        if (found == CUPTI_UNKNOWN || (found == CUPTI_FOUND && !run_window(began, &skipped)))
             break;
         /* Drawn anew each time, half to one and a half of the mean, so as not to beat with the program's own rhythm. */
         u64 gap = always ? IDLE_MS : period_ms - window_ms;
@@ -257,9 +232,7 @@ static __thread bool fork_locked;
 /* So that no lock within CUPTI is held in the child. The lock is not tried for ever: a flush may take long. */
 static void before_fork(void)
 {
-    u64 until = monotonic_ms() + MOST_WAIT_MS;
-    while (!(fork_locked = window_try_lock()) && monotonic_ms() < until)
-        pause_ms(1);
+    fork_locked = window_lock_within(MOST_WAIT_MS);
 }
 
 static void after_fork_parent(void)
@@ -280,8 +253,8 @@ static void at_exit(void)
     if (hooks_pass)
         return;
     leaving = true;
-    for (u64 until = monotonic_ms() + MOST_WAIT_MS; in_window && monotonic_ms() < until;)
-        pause_ms(1);
+    for (u64 until = now_ms() + MOST_WAIT_MS; in_window && now_ms() < until;)
+        sleep_ms(1);
     /* It may be in a call that does not come back any more: the program ends all the same. */
     if (in_window)
         hooks_pass = true;
@@ -302,6 +275,7 @@ __attribute__((visibility("default"))) int InitializeInjection(void)
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* the program's signals are the program's threads' */
+    pthread_t thread;
     int result = pthread_create(&thread, NULL, work, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (result == 0)

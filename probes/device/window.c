@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "clock.h"
 #include "handover.h"
 #include "hooks.h"
 #include "names.h"
@@ -33,13 +33,6 @@ static u64 number;
 static size_t buffer_limit_before;
 static char reason[160];
 static const char *broken;
-
-static u64 now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (u64)now.tv_sec * 1000000000u + (u64)now.tv_nsec;
-}
 
 /* ---- buffers: taken and returned by CUPTI's threads or the program's, emptied by the library's own ---- */
 
@@ -234,11 +227,6 @@ static void count_dropped(void)
         window.dropped += dropped;
 }
 
-static void sleep_ms(long ms)
-{
-    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
-}
-
 /* New launches are not collected from here on; those that run may still get their times. */
 static void stop_collecting(u32 ended)
 {
@@ -320,11 +308,6 @@ bool window_is_open(void)
     return open;
 }
 
-bool hooks_window_open(void)
-{
-    return open;
-}
-
 void window_turn(u32 skipped)
 {
     window_lock();
@@ -378,9 +361,15 @@ void window_lock(void)
     pthread_mutex_lock(&lock);
 }
 
-bool window_try_lock(void)
+bool window_lock_within(u64 ms)
 {
-    return pthread_mutex_trylock(&lock) == 0;
+    u64 until = now_ms() + ms;
+    while (pthread_mutex_trylock(&lock) != 0) {
+        if (now_ms() >= until)
+            return false;
+        sleep_ms(1);
+    }
+    return true;
 }
 
 void window_unlock(void)
@@ -391,12 +380,8 @@ void window_unlock(void)
 /* Who holds the lock may wait for the loader's, and a constructor that calls here has that: one must give up. */
 bool hooks_enter(void)
 {
-    u64 began = now_ns();
-    while (!window_try_lock()) {
-        if (now_ns() - began > PATIENCE_MS * 1000000ull)
-            return false;
-        sleep_ms(1);
-    }
+    if (!window_lock_within(PATIENCE_MS))
+        return false;
     if (open)
         close_window(ENDED_YIELDED);
     return true;

@@ -19,5 +19,5 @@ const char *window_broken(void); /* NULL unless records are not what their versi
 
 /* For fork. */
 void window_lock(void);
-bool window_try_lock(void);
+bool window_lock_within(u64 ms); /* false where it could not be had in time */
 void window_unlock(void);
