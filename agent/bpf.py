@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 from kdiff.agent.errors import AgentError
+from kdiff.agent.procfs import linux_release
 from kdiff.probes.program import ONE_PROCESS, PROGRAMS, Tracing, include_dir, machine, source
 
 _CAP_SYS_ADMIN: Final = 21
@@ -258,7 +259,8 @@ class Program:
 
 def _multi_knows_processes() -> bool:
     """Whether uprobe_multi compares processes: before Linux 6.10 it compares threads."""
-    return tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2] if part.isdigit()) >= (6, 10)
+    release = linux_release()
+    return release is not None and release >= (6, 10)
 
 
 def _close(descriptors: Sequence[int]) -> None:

@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from kdiff.agent.errors import AgentError
-from kdiff.probes.device_library import NAME, DeviceLibraryError, library
+from kdiff.probes.device_library import BASENAME, INJECTION, NAME, SETTING, DeviceLibraryError, library
 
-_INJECTION: Final = "CUDA_INJECTION64_PATH"
-_SETTING: Final = "KDIFF_DEVICE_TIME"
 _LENGTHS: Final = re.compile(r"(\d+)(ms|s)/(\d+)(ms|s)")
 _MS: Final = {"ms": 1, "s": 1000}
-_BASENAME: Final = "kdiff-device"  # by which the agent finds it
 _MOST_MS: Final = 86_400_000
 
 
@@ -54,16 +51,16 @@ class DeviceOption:
         environment = dict(inherited)
         if not self.load:
             return environment
-        other = environment.get(_INJECTION, "")
+        other = environment.get(INJECTION, "")
         if not other:
-            environment[_INJECTION] = str(provide_library())
-        elif _BASENAME not in os.path.basename(other):
-            note(f"CUDA_INJECTION64_PATH is set already, to {other}: device time is not recorded")
+            environment[INJECTION] = str(provide_library())
+        elif BASENAME not in os.path.basename(other):
+            note(f"CUDAINJECTION64_PATH is set already, to {other}: device time is not recorded")
             return environment
         if self.setting:
-            environment[_SETTING] = self.setting
-        elif environment.get(_SETTING) == "off":
-            del environment[_SETTING]
+            environment[SETTING] = self.setting
+        elif environment.get(SETTING) == "off":
+            del environment[SETTING]
         return environment
 
 
@@ -77,8 +74,8 @@ def provide_library(target: Path | None = None) -> Path:
         return found
     if target.is_dir():
         target = target / NAME
-    if _BASENAME not in target.name:
-        raise AgentError(f"{target.name} would not be found by the agent: keep {_BASENAME} in the file's name")
+    if BASENAME not in target.name:
+        raise AgentError(f"{target.name} would not be found by the agent: keep {BASENAME} in the file's name")
     # Beside it first: programs may have the old one mapped.
     beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:

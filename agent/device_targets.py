@@ -11,15 +11,14 @@ import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 from kdiff.agent import procfs
 from kdiff.agent.bpf import Link, Probe, Program, explain_attach
 from kdiff.agent.elf import Elf
 from kdiff.agent.errors import ElfError
+from kdiff.probes.device_library import BASENAME
 from kdiff.probes.device_wire import HANDOVER, LISTENERS
 
-_BASENAME: Final = "kdiff-device"  # in the library's file name, wherever it lies
 FileKey = tuple[bytes, int]
 
 
@@ -46,7 +45,7 @@ class Listener:
     def look(self, pid: int, start_ticks: int, mappings: list[procfs.Mapping], now: float) -> None:
         """Listens to a process that maps the library (`now`: monotonic seconds)."""
         known = self._processes.get(pid)
-        libraries = [m for m in mappings if m.executable and _BASENAME in os.path.basename(m.path)]
+        libraries = [m for m in mappings if m.executable and BASENAME in os.path.basename(m.path)]
         if known is not None and known.start_ticks == start_ticks:
             # exec keeps the pid, and may bring another copy.
             settled = any(m.key == known.key for m in libraries) if known.link else now < known.silent_until

@@ -5,9 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-import shutil
 import stat
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,15 +16,14 @@ from elftools.elf.dynamic import DynamicSegment
 from elftools.elf.elffile import ELFFile
 
 from kdiff.agent.doctor_check import Answer, Check, ok, warn
+from kdiff.agent.libraries import loader_cache
 from kdiff.probes import device_library
-from kdiff.probes.device_library import DeviceLibraryError
+from kdiff.probes.device_library import INJECTION, SETTING, DeviceLibraryError
 from kdiff.probes.device_wire import HANDOVER
 
 GROUP: Final = "Device time"
 KNOWN_RELEASES: Final = (12, 13)
-INJECTION: Final = "CUDA_INJECTION64_PATH"
 OTHER_INJECTION: Final = "NVTX_INJECTION64_PATH"
-SWITCH: Final = "KDIFF_DEVICE_TIME"
 GIVEN_CUPTI: Final = "KDIFF_DEVICE_CUPTI"
 _LIBRARY_BYTES: Final = 16 << 20  # ours is far smaller
 _INSTALLED: Final = (
@@ -61,7 +58,7 @@ def cupti_copies(
         if directory:
             patterns.append(f"{glob.escape(directory)}/libcupti.so*")
     found = [path for pattern in patterns for path in sorted(glob.glob(pattern))]
-    found += _LISTED.findall(_ldconfig() if listing is None else listing)
+    found += _LISTED.findall(loader_cache() if listing is None else listing)
     by_file = {os.path.realpath(path): path for path in reversed(found) if os.path.isfile(path)}
     return sorted(by_file.values())
 
@@ -108,16 +105,6 @@ def _soname(path: str) -> str:
     except Exception:  # a damaged file raises anything
         pass
     return ""
-
-
-def _ldconfig() -> str:
-    program = shutil.which("ldconfig", path=f"{os.environ.get('PATH', '')}:/sbin:/usr/sbin")
-    if program is None:
-        return ""
-    try:
-        return subprocess.run([program, "-p"], capture_output=True, text=True, timeout=5, check=False).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
 
 
 # ---- the library of our own ----
@@ -171,9 +158,9 @@ def injected(environment: Mapping[str, str], group: str, root: str = "") -> list
     path = environment.get(INJECTION, "")
     if path and is_device_library(root + path):
         checks.append(ok(group, "injection", f"{INJECTION} names kdiff's library"))
-        if environment.get(SWITCH) == "off":
-            mend = f"start it without {SWITCH}=off"
-            checks.append(warn(group, "injection", f"{SWITCH}=off turns it off", mend, Answer.FAILS))
+        if environment.get(SETTING) == "off":
+            mend = f"start it without {SETTING}=off"
+            checks.append(warn(group, "injection", f"{SETTING}=off turns it off", mend, Answer.FAILS))
     elif path:
         there = "" if os.path.exists(root + path) else ", which is not there"
         mend = "start it without: the driver loads one such library, and this one is another tool's"

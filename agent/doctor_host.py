@@ -13,6 +13,7 @@ from kdiff.agent.bpf import check_permission
 from kdiff.agent.clock import boot_id, unix_offset_ns
 from kdiff.agent.doctor_check import Check, fail, ok, warn
 from kdiff.agent.errors import AgentError
+from kdiff.agent.procfs import linux_release
 from kdiff.agent.targets import returns_may_kill
 from kdiff.probes.program import machine
 
@@ -44,8 +45,8 @@ def kernel(release: str | None = None, architecture: str | None = None, may_kill
     fact = f"Linux {release} on {architecture}"
     if architecture not in _MACHINES:
         return fail(GROUP, "kernel", fact, "kdiff-agent knows x86-64 and arm64 only")
-    numbers = re.match(r"(\d+)\.(\d+)", release)
-    if numbers is not None and (int(numbers[1]), int(numbers[2])) < _OLDEST:
+    numbers = linux_release(release)
+    if numbers is not None and numbers < _OLDEST:
         return warn(GROUP, "kernel", fact, "kdiff is made for Linux 5.15 or newer")
     if returns_may_kill() if may_kill is None else may_kill:
         return warn(

@@ -16,10 +16,8 @@ from kdiff.agent.doctor_check import Answer, Check, fail, ok, warn
 from kdiff.agent.doctor_cuda import driver_library
 from kdiff.agent.doctor_device import (
     GIVEN_CUPTI,
-    INJECTION,
     KNOWN_RELEASES,
     OTHER_INJECTION,
-    SWITCH,
     cupti,
     cupti_copies,
     cupti_release,
@@ -31,9 +29,10 @@ from kdiff.agent.elf import Elf, may_hold_cuda
 from kdiff.agent.errors import ElfError
 from kdiff.agent.libraries import command_files
 from kdiff.agent.targets import returns_may_kill
+from kdiff.probes.device_library import INJECTION, SETTING
 from kdiff.probes.points import RUNTIME_SYMBOLS
 
-_READ: Final = (INJECTION, OTHER_INJECTION, SWITCH, GIVEN_CUPTI)
+_READ: Final = (INJECTION, OTHER_INJECTION, SETTING, GIVEN_CUPTI)
 _PROFILERS: Final = re.compile(r"lib(ToolsInjection|cuda-injection|nvperf_host|accinj|cuinj|cudadebugger)[^/]*\.so")
 _DRIVER: Final = re.compile(r"libcuda\.so(\.|$)")
 _DEVICE_LIBRARY: Final = re.compile(r"kdiff[^/]*\.so")

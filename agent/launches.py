@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from kdiff.agent.names import Kernel
 from kdiff.agent.queueing import NEVER, Launches, keys
-from kdiff.agent.ring import in_one
 from kdiff.agent.rows import encode
 from kdiff.probes.wire import Kind
 
@@ -96,11 +95,11 @@ def _kernel_ids(
 ) -> tuple[NDArray[np.uint64], bool]:
     """The kernel of each launch, or 0 for all when one of them has no name."""
     ids = np.zeros(len(launches), np.uint64)
-    generations, of_generation = encode(in_one(launches["generation"], launches["generation"] * 0))
+    generations, of_generation = encode(launches["generation"].astype(np.uint64))
     for index, generation in enumerate(generations):
         rows = np.flatnonzero(of_generation == index)
         handles, which = encode(launches["handle"][rows])
-        kernels = [kernel(pid, int(generation) >> 32, int(handle)) for handle in handles]
+        kernels = [kernel(pid, int(generation), int(handle)) for handle in handles]
         if not all(one.resolved for one in kernels):
             return np.zeros(len(launches), np.uint64), False
         ids[rows] = np.array([one.id for one in kernels], np.uint64)[which]

@@ -86,11 +86,15 @@ def _python_packages(executable: str) -> list[str]:
 
 
 def _system() -> list[str]:
+    return [line.rpartition("=> ")[2] for line in loader_cache().splitlines() if _WANTED.match(line.strip())]
+
+
+def loader_cache() -> str:
+    """What `ldconfig -p` prints: the libraries that the loader finds without a path; '' where that cannot be asked."""
     ldconfig = shutil.which("ldconfig", path=f"{os.environ.get('PATH', '')}:/sbin:/usr/sbin")
     if ldconfig is None:
-        return []
+        return ""
     try:
-        listing = subprocess.run([ldconfig, "-p"], capture_output=True, text=True, timeout=10, check=False).stdout
+        return subprocess.run([ldconfig, "-p"], capture_output=True, text=True, timeout=10, check=False).stdout
     except (OSError, subprocess.SubprocessError):
-        return []
-    return [line.rpartition("=> ")[2] for line in listing.splitlines() if _WANTED.match(line.strip())]
+        return ""

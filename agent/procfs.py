@@ -145,3 +145,9 @@ def read_memory(pid: int, address: int, size: int) -> bytes:
             return memory.read(size)
     except (OSError, ValueError, OverflowError):
         return b""
+
+
+def linux_release(text: str | None = None) -> tuple[int, int] | None:
+    """Major and minor number of the running kernel, or of the release `text`; None when it does not begin with two."""
+    found = re.match(r"(\d+)\.(\d+)", os.uname().release if text is None else text)
+    return None if found is None else (int(found[1]), int(found[2]))

@@ -294,8 +294,8 @@ def returns_may_kill() -> bool:
 
     Linux 6.11 to 6.13 return through a system call that seccomp filters do not know.
     """
-    release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2] if part.isdigit())
-    return (6, 11) <= release <= (6, 13)
+    release = procfs.linux_release()
+    return release is not None and (6, 11) <= release <= (6, 13)
 
 
 def check_return_probes(pids: set[int], tracing: Tracing) -> None:
