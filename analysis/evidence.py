@@ -17,6 +17,7 @@ from kdiff.analysis.interval import Sample
 from kdiff.analysis.window import Window, covered_ns, utc_short
 from kdiff.queries.errors import KdiffError
 from kdiff.queries.store import Params, Store
+from kdiff.queries.tables import KIND_GRAPH_LAUNCH, KIND_LAUNCH
 
 Metric = Literal["device", "completion", "launch", "graph"]
 
@@ -25,11 +26,11 @@ GRAPHS: Final = "(graph launches)"
 
 UNNAMED: Final = "(no name)"
 
-_QUERIES: Final = {
-    "device": "samples_device",
-    "completion": "samples_completion",
-    "launch": "samples_launch",
-    "graph": "samples_graph",
+_QUERIES: Final[dict[Metric, tuple[str, dict[str, str]]]] = {
+    "device": ("samples_device", {}),
+    "completion": ("samples_completion", {"kind": KIND_LAUNCH}),
+    "launch": ("samples_launch", {}),
+    "graph": ("samples_completion", {"kind": KIND_GRAPH_LAUNCH}),
 }
 
 
@@ -136,15 +137,15 @@ class Evidence:
             "service": service,
         }
 
-    def query(self, name: str, params: Params) -> pa.Table:
+    def query(self, name: str, params: Params | None = None) -> pa.Table:
         """Run queries/sql/`name`.sql for this window and service; `params` add to these. Raises StoreError."""
-        return self.store.query(name, self._params | dict(params))
+        return self.store.query(name, self._params | dict(params or {}))
 
     def census(self) -> dict[str, Counts]:
         """Counts by kernel name; launches of graphs under GRAPHS. Raises StoreError."""
         counts: dict[str, Counts] = {}
-        for row in self.store.query("census", self._params).to_pylist():
-            graph = row["kind"] == "graph_launch"
+        for row in self.query("census").to_pylist():
+            graph = row["kind"] == KIND_GRAPH_LAUNCH
             name = GRAPHS if graph else row["kernel_name"] or UNNAMED
             counts[name] = Counts((row["kernel_key"],), **{field: row[field] for field in _HOST_FIELDS})
         for row in self._executions:
@@ -162,7 +163,7 @@ class Evidence:
 
     @cached_property
     def _executions(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self.store.query("census_device", self._params).to_pylist()
+        rows: list[dict[str, Any]] = self.query("census_device").to_pylist()
         return rows
 
     @property
@@ -182,13 +183,13 @@ class Evidence:
     @cached_property
     def processes(self) -> list[dict[str, Any]]:
         """The processes that launched, rows of queries/sql/processes.sql. Raises StoreError."""
-        rows: list[dict[str, Any]] = self.store.query("processes", self._params).to_pylist()
+        rows: list[dict[str, Any]] = self.query("processes").to_pylist()
         return rows
 
     @cached_property
     def device(self) -> DeviceRecording:
         """What the device timed of the window. Raises StoreError."""
-        windows = self.store.query("device_windows", self._params)
+        windows = self.query("device_windows")
         timed = sorted(self.timed_by)
         # Whether other processes were timed matters only where any was.
         processes = self.processes if windows.num_rows or timed else []
@@ -196,7 +197,7 @@ class Evidence:
 
     def kernels(self) -> list[dict[str, Any]]:
         """Launches, average and p99 of each kernel, host side and device side, in ns. Raises StoreError."""
-        rows: list[dict[str, Any]] = self.store.query("kernels_between", self._params).to_pylist()
+        rows: list[dict[str, Any]] = self.query("kernels_between").to_pylist()
         return [row | {"kernel_name": row["kernel_name"] or UNNAMED} for row in rows]
 
     def recording(self) -> Recording:
@@ -205,7 +206,7 @@ class Evidence:
         Stretches that overlap the window count whole, on both sides of the ratio: an agent does not know where in
         a stretch a loss fell. Raises StoreError.
         """
-        health = self.store.query("health", self._params)
+        health = self.query("health")
         if not health.num_rows:
             return Recording()
         stretches: dict[str, list[tuple[int, int]]] = {}
@@ -214,7 +215,7 @@ class Evidence:
             stretches.setdefault(host, []).append((start, end))
         everything = [stretch for host in stretches.values() for stretch in host]
         whole = {"from_ns": min(s for s, _ in everything), "to_ns": max(e for _, e in everything)}
-        rows = self.store.query("event_counts", self._params | whole).to_pylist()
+        rows = self.query("event_counts", whole).to_pylist()
         kept = {row["kind"]: row["events"] for row in rows}
         lost = {name: int(column(health, f"lost_{name}", np.uint64).sum()) for name in ("launches", "syncs", "other")}
         received = sum(count for kind, count in kept.items() if kind != "sync")
@@ -239,7 +240,8 @@ class Evidence:
         asked: dict[str, int | str | list[int]] = {"bucket_ns": width, "keys": sorted(keys)}
         if metric != "device":
             asked["outside"] = int(outside)
-        table = self.query(_QUERIES[metric], asked)
+        query, of_kind = _QUERIES[metric]
+        table = self.query(query, asked | of_kind)
         if not table.num_rows:
             return {}
         ordered = np.array(sorted(keys), dtype=np.uint64)

@@ -124,6 +124,16 @@ class RatioLimits(NamedTuple):
     low: float
     high: float
 
+    @property
+    def ratio(self) -> float:
+        """after/before."""
+        return _exp(self.log_ratio)
+
+    @property
+    def ci(self) -> tuple[float, float]:
+        """Limits of after/before."""
+        return _exp(self.low), _exp(self.high)
+
 
 def degrees_of_freedom(filled: int) -> int:
     """Number of cosines: max(4, floor(0.4 T^(2/3))) for T filled buckets (Lazarus et al. 2018)."""
@@ -274,3 +284,7 @@ def _evidence_above(
         excess[-1] = excess[-2]
     statistic = (expected - count) / np.sqrt(expected * q + excess)
     return steps, np.maximum.accumulate(statistic)
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if x < 709.0 else math.inf

@@ -136,7 +136,7 @@ def _covered(
     """How long each device was timed in each stretch that was read, shape (devices, buckets), ns."""
     covered = np.zeros((len(devices), buckets))
     edges = np.arange(buckets + 1) * float(width)
-    for row in evidence.query("devices", {}).to_pylist():
+    for row in evidence.query("devices").to_pylist():
         stretches = evidence.device.stretches.get((row["host"], row["pid"]))
         place = int(np.searchsorted(devices, np.uint64(row["device"])))
         if stretches is None or place == len(devices) or devices[place] != row["device"] or not len(stretches):

@@ -15,8 +15,8 @@ def calibration_report(
     before: TailEstimate, after: TailEstimate, excess: Excess, decides: bool, alpha: float
 ) -> Calibration:
     """What a bound says of the device time, given its excess."""
-    theta, low, high = device_interval(before, after, excess, alpha)
-    known = math.isfinite(theta)
+    limits = device_interval(before, after, excess, alpha)
+    known = math.isfinite(limits.log_ratio)
     return Calibration(
         n=excess.n,
         excess_low=excess.low,
@@ -26,8 +26,8 @@ def calibration_report(
         decides=decides,
         value_before=before.value - excess.p50,
         value_after=after.value - excess.p50,
-        ratio=math.exp(theta) if known else None,
-        ci=(math.exp(low), math.exp(high) if high < 709.0 else math.inf) if known else None,
+        ratio=limits.ratio if known else None,
+        ci=limits.ci if known else None,
     )
 
 

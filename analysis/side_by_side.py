@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from math import exp
 from typing import Final
 
 from kdiff.analysis.evidence import GRAPHS, Evidence, Metric
@@ -37,15 +36,11 @@ def others(
 def measured(metric: Metric, before: Sample, after: Sample, policy: Policy) -> Measured:
     """The judged quantile of one measure in both windows; neither sample is empty."""
     b, a = tail_estimate(before, policy.quantile), tail_estimate(after, policy.quantile)
-    theta, low, high = ratio_interval(b, a, policy.alpha_pass)
-    return Measured(metric, False, b.n, a.n, b.value, a.value, _exp(theta), (_exp(low), _exp(high)))
+    limits = ratio_interval(b, a, policy.alpha_pass)
+    return Measured(metric, False, b.n, a.n, b.value, a.value, limits.ratio, limits.ci)
 
 
 def _has(plan: Plan, metric: Metric) -> bool:
     pair = plan.pair
     both = all(counts.available(metric, isolated=False) for counts in (pair.before, pair.after))
     return both and metric != plan.metric and pair.kernel != GRAPHS
-
-
-def _exp(x: float) -> float:
-    return exp(x) if x < 709.0 else float("inf")

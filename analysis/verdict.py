@@ -236,7 +236,7 @@ def _lack(name: str, estimate: TailEstimate, policy: Policy) -> list[str]:
 
 
 def _judged(pair: _Pair, p: float | None, regressed: bool, family: int, policy: Policy) -> Judgement:
-    theta, low, high = ratio_interval(pair.before, pair.after, policy.alpha_pass)
+    shown = ratio_interval(pair.before, pair.after, policy.alpha_pass)
     reasons: list[str] = []
     if pair.margin > policy.tolerance:
         reasons.append(
@@ -262,8 +262,8 @@ def _judged(pair: _Pair, p: float | None, regressed: bool, family: int, policy: 
         n_after=pair.after.n,
         quantiles_before=summary(pair.before.ordered),
         quantiles_after=summary(pair.after.ordered),
-        ratio=_exp(theta),
-        ci=(_exp(low), _exp(high)),
+        ratio=shown.ratio,
+        ci=shown.ci,
         p_regressed=p,
         margin=pair.margin,
         quantum_ns=pair.quantum,
@@ -336,7 +336,3 @@ def _smallest_level(excludes: Callable[[float], bool]) -> float:
         else:
             low = middle
     return math.exp(high)
-
-
-def _exp(x: float) -> float:
-    return math.exp(x) if x < 709.0 else math.inf

@@ -1,4 +1,5 @@
--- Launch entry to the end of the sync that proves it finished, of the kernels in `keys` in a window.
+-- Entry of a launch, or of a graph launch, to the end of the sync that proves it finished, of the kernels in `keys` in a
+-- window. kind = launch or graph_launch.
 -- isolated = 1: alone between two syncs.
 -- outside = 1: without those in device windows of their process.
 SELECT
@@ -14,7 +15,7 @@ LEFT ASOF JOIN
     WHERE {outside:UInt8} = 1
         AND to_ns > from_ns
 ) AS windows ON cityHash64(events.host, events.pid) = windows.process AND events.timestamp_ns >= windows.from_ns
-WHERE kind = 'launch'
+WHERE kind = {kind:String}
     AND timestamp_ns >= {from_ns:Int64}
     AND timestamp_ns < {to_ns:Int64}
     AND completion_ns > 0

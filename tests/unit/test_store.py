@@ -81,7 +81,8 @@ def test_a_window_is_half_open(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", QUERIES)
 def test_every_query_runs_on_empty_tables_and_on_any_engine(tmp_path: Path, name: str) -> None:
     captures.write(tmp_path, "kernels", captures.table("kernels", {"kernel_id": [1]}))
-    params = WHOLE | {"bucket_ns": SECOND, "keys": [1], "every": [1] if name == "calibration" else 1, "outside": 1}
+    every = [1] if name == "calibration" else 1
+    params = WHOLE | {"bucket_ns": SECOND, "keys": [1], "every": every, "outside": 1, "kind": "launch"}
     with open_store(str(tmp_path)) as store:
         store.query(name, params)
     assert "file(" not in load_sql(name)
