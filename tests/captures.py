@@ -10,11 +10,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kdiff.analysis.compare import Options, compare
+from kdiff.analysis.evidence import Evidence
+from kdiff.analysis.report import KernelReport, Report
+from kdiff.analysis.window import Window
+from kdiff.queries.store import CaptureStore
 from kdiff.queries.tables import TABLES
 
 SECOND = 1_000_000_000
 MINUTE = 60 * SECOND
 T0 = 1_764_237_600 * SECOND  # 2025-11-27T10:00:00Z
+BEFORE = Window(T0, T0 + 10 * MINUTE)
+AFTER = Window(T0 + 10 * MINUTE, T0 + 20 * MINUTE)
 
 
 def table(name: str, columns: Mapping[str, Any], rows: int | None = None) -> pa.Table:
@@ -108,3 +115,28 @@ def inside(times: np.ndarray, starts: np.ndarray, length: int = SECOND) -> np.nd
     """Which of `times` lie in one of the stretches of `length` that begin at `starts`, ascending; a mask."""
     place = np.searchsorted(starts, times, side="right") - 1
     return (place >= 0) & (times < starts[np.maximum(place, 0)] + length)
+
+
+class TwoWindows:
+    """A capture of BEFORE and AFTER under construction, an agent's account of both in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.segments = 0
+        self.add("agent_health", health(BEFORE.from_ns, AFTER.to_ns))
+
+    def add(self, name: str, data: pa.Table) -> None:
+        """One more segment."""
+        self.segments += 1
+        write(self.root, name, data, f"{self.segments:06d}")
+
+    def compare(self, **options: Any) -> Report:
+        """The comparison, with these Options."""
+        with CaptureStore(self.root) as store:
+            return compare(Evidence(store, BEFORE), Evidence(store, AFTER), Options(**options))
+
+
+def only(report: Report, name: str = "gelu") -> KernelReport:
+    """The one row of a kernel."""
+    (row,) = [row for row in report.kernels if row.kernel == name]
+    return row

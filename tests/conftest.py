@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
+
+import captures
+from kdiff.queries.store import CaptureStore
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -14,3 +18,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("ebpf"):
             item.add_marker(pytest.mark.skip(reason="attaches real probes: run as root"))
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps the embedded engine running for a module: starting it takes longer than most tests."""
+    root = tmp_path_factory.mktemp("engine")
+    captures.write(root, "agent_health", captures.health(captures.T0, captures.T0 + captures.MINUTE))
+    with CaptureStore(root):
+        yield

@@ -7,6 +7,7 @@ did with the real library.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -46,19 +47,36 @@ def check_profiler(run: Run, count: int, launches: int) -> None:
     assert wrong == []
 
 
+def beside_each(
+    directory: Path,
+    count: int,
+    profiles: Callable[[str], Sequence[str]],
+    *options: object,
+    env: Mapping[str, str],
+    in_window: bool = False,
+) -> list[Run]:
+    """The load beside each profiler, which begins `count` times, as `profiles` of its name says, and saw it all."""
+
+    def one(its: Path, profiler: str) -> Run:
+        options_of = ("--profiler", build().build / profiler, *profiles(profiler))
+        return run_traced(its, *map(str, (*options, *options_of)), env=env, in_window=in_window)
+
+    runs = together(one, directory, PROFILERS)
+    for run in runs:
+        check_profiler(run, count, 101)
+    return runs
+
+
 @pytest.mark.parametrize("manners", ["give", "finalize", "bare"])
 def test_a_profiler_at_random_moments(tmp_path: Path, manners: str) -> None:
-    def one(directory: Path, profiler: str) -> Run:
-        return run_traced(
-            directory,
-            *("--duration", 2.2, "--rate", 5000, "--threads", 2, "--manners", manners),
-            *("--profiler", build().build / profiler, "--profiler-first"),
-            *sessions((profiler, manners), 9, 0.1, 0.03, 101),
-            env={**DENSE, "KDIFF_DEVICE_TIME": "40/60"},
-        )
-
-    for run in together(one, tmp_path, PROFILERS):
-        check_profiler(run, 9, 101)
+    runs = beside_each(
+        tmp_path,
+        9,
+        lambda profiler: sessions((profiler, manners), 9, 0.1, 0.03, 101),
+        *("--duration", 2.2, "--rate", 5000, "--threads", 2, "--manners", manners, "--profiler-first"),
+        env={**DENSE, "KDIFF_DEVICE_TIME": "40/60"},
+    )
+    for run in runs:
         windows, reports = run.batches.windows, run.rate["profiles"]
         assert Ended.YIELDED in set(windows["ended"])
         assert np.any(windows["opened_ns"] > reports[-1]["off_ns"])
@@ -73,16 +91,14 @@ def test_a_profiler_at_random_moments(tmp_path: Path, manners: str) -> None:
 
 
 def test_a_profiler_that_keeps_the_subscription(tmp_path: Path) -> None:
-    def one(directory: Path, profiler: str) -> Run:
-        return run_traced(
-            directory,
-            *("--duration", 1.5, "--rate", 5000, "--profiler", build().build / profiler, "--profiler-first"),
-            *sessions(profiler, 4, 0.3, 0.03, 101),
-            env={**DENSE, "KDIFF_DEVICE_TIME": "40/60"},
-        )
-
-    for run in together(one, tmp_path, PROFILERS):
-        check_profiler(run, 4, 101)
+    runs = beside_each(
+        tmp_path,
+        4,
+        lambda profiler: sessions(profiler, 4, 0.3, 0.03, 101),
+        *("--duration", 1.5, "--rate", 5000, "--profiler-first"),
+        env={**DENSE, "KDIFF_DEVICE_TIME": "40/60"},
+    )
+    for run in runs:
         windows = run.batches.windows
         assert len(windows) > 0
         assert np.all(windows["closed_ns"] < run.rate["profiles"][0]["on_ns"])
@@ -92,30 +108,25 @@ def test_a_profiler_that_keeps_the_subscription(tmp_path: Path) -> None:
 
 
 def test_a_profiler_that_is_loaded_inside_a_window(tmp_path: Path) -> None:
-    def one(directory: Path, profiler: str) -> Run:
-        return run_traced(
-            directory,
-            *("--duration", 1, "--rate", 5000, "--manners", "give", "--profiler", build().build / profiler),
-            *sessions(profiler, 3, 0.3, 0.03, 101),
-            env=ALWAYS,
-            in_window=True,
-        )
-
-    for run in together(one, tmp_path, PROFILERS):
-        check_profiler(run, 3, 101)
+    beside_each(
+        tmp_path,
+        3,
+        lambda profiler: sessions(profiler, 3, 0.3, 0.03, 101),
+        *("--duration", 1, "--rate", 5000, "--manners", "give"),
+        env=ALWAYS,
+        in_window=True,
+    )
 
 
 def test_a_profiler_that_looked_cupti_up_before_an_agent_came(tmp_path: Path) -> None:
-    def one(directory: Path, profiler: str) -> Run:
-        return run_traced(
-            directory,
-            *("--duration", 2.6, "--rate", 3000, "--manners", "give", "--profiler", build().build / profiler),
-            *("--profile", "0.1:0.03:101", "--profile", "2:0.03:101", "--profile", "2.3:0.03:101", "--profiler-first"),
-            env={**ALWAYS, "KDIFF_STANDIN_LISTEN": "500-9000"},
-        )
-
-    for run in together(one, tmp_path, PROFILERS):
-        check_profiler(run, 3, 101)
+    runs = beside_each(
+        tmp_path,
+        3,
+        lambda _: ("--profile", "0.1:0.03:101", "--profile", "2:0.03:101", "--profile", "2.3:0.03:101"),
+        *("--duration", 2.6, "--rate", 3000, "--manners", "give", "--profiler-first"),
+        env={**ALWAYS, "KDIFF_STANDIN_LISTEN": "500-9000"},
+    )
+    for run in runs:
         assert Ended.YIELDED in set(run.batches.windows["ended"])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,9 @@ import numpy as np
 import pytest
 
 import captures
-from captures import MINUTE, SECOND, T0
+from captures import AFTER, BEFORE, MINUTE, SECOND, T0, TwoWindows
 from kdiff.analysis import calibration, listing
 from kdiff.analysis.calibration import Excess, calibrate, device_interval
-from kdiff.analysis.compare import Options, compare
 from kdiff.analysis.evidence import Evidence
 from kdiff.analysis.interval import Sample, ratio_interval, tail_estimate
 from kdiff.analysis.output import output_format
@@ -24,31 +22,22 @@ from kdiff.analysis.verdict import Policy, Verdict, judge_all
 from kdiff.analysis.window import Window
 from kdiff.queries.store import CaptureStore
 
-BEFORE = Window(T0, T0 + 10 * MINUTE)
-AFTER = Window(T0 + 10 * MINUTE, T0 + 20 * MINUTE)
+pytestmark = pytest.mark.usefixtures("engine")
+
 YESTERDAY = T0 - 1440 * MINUTE
 N = 6_007
 CALIBRATED = 1_203
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    root = tmp_path_factory.mktemp("engine")
-    captures.write(root, "agent_health", captures.health(T0, T0 + MINUTE))
-    with CaptureStore(root):
-        yield
-
-
-class Capture:
+class Capture(TwoWindows):
     """Isolated launches of a kernel of `device` ns in two windows, and launches with both times a day before."""
 
     def __init__(self, root: Path, device: int = 10_000, excess: int = 9_100, spread: int = 2_000) -> None:
-        self.root = root
+        super().__init__(root)
         self.device = device
         self.excess = excess
         self.spread = spread
         self.rng = np.random.default_rng(3)
-        captures.write(root, "agent_health", captures.health(BEFORE.from_ns, AFTER.to_ns))
 
     def draw(self, count: int) -> np.ndarray:
         return self.excess + self.rng.integers(-self.spread // 2, self.spread // 2 + 1, count)
@@ -86,10 +75,6 @@ class Capture:
         for i, data in enumerate(ran):
             captures.write(self.root, "kernel_executions", data, f"{name}-{i}")
         return excess
-
-    def compare(self, **options: Any) -> Report:
-        with CaptureStore(self.root) as store:
-            return compare(Evidence(store, BEFORE), Evidence(store, AFTER), Options(**options))
 
 
 def only(report: Report) -> KernelReport:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,44 +9,30 @@ import numpy as np
 import pytest
 
 import captures
-from captures import MINUTE, SECOND, T0
+from captures import AFTER, BEFORE, MINUTE, SECOND, T0, TwoWindows, only
 from kdiff.analysis.compare import Options, compare
 from kdiff.analysis.evidence import GRAPHS, Evidence, whole_window
 from kdiff.analysis.output import FORMATS, output_format
 from kdiff.analysis.pairing import PairingError
-from kdiff.analysis.report import KernelReport, Report
+from kdiff.analysis.report import Report
 from kdiff.analysis.verdict import Policy, Verdict
 from kdiff.analysis.window import Window
 from kdiff.queries.errors import KdiffError
 from kdiff.queries.store import CaptureStore
 from kdiff.queries.tables import EventFlags
 
-BEFORE = Window(T0, T0 + 10 * MINUTE)
-AFTER = Window(T0 + 10 * MINUTE, T0 + 20 * MINUTE)
+pytestmark = pytest.mark.usefixtures("engine")
+
 N = 6_007
 CAPTURED, UNRESOLVED = int(EventFlags.CAPTURED), int(EventFlags.UNRESOLVED)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    root = tmp_path_factory.mktemp("engine")
-    captures.write(root, "agent_health", captures.health(T0, T0 + MINUTE))
-    with CaptureStore(root):
-        yield
-
-
-class Capture:
+class Capture(TwoWindows):
     """A capture of both windows under construction."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self.segments = 0
+        super().__init__(root)
         self.seed = 0
-        self.add("agent_health", captures.health(BEFORE.from_ns, AFTER.to_ns))
-
-    def add(self, table: str, data: Any) -> None:
-        self.segments += 1
-        captures.write(self.root, table, data, f"{self.segments:06d}")
 
     def durations(self, count: int, scale: float, base: int = 80_000) -> np.ndarray:
         self.seed += 1
@@ -70,19 +55,10 @@ class Capture:
                 given = {"completion_ns": self.durations(count, scale)} | columns
                 self.add("cuda_events", captures.launches(name, times, **given))
 
-    def compare(self, **options: Any) -> Report:
-        with CaptureStore(self.root) as store:
-            return compare(Evidence(store, BEFORE), Evidence(store, AFTER), Options(**options))
-
 
 @pytest.fixture
 def capture(tmp_path: Path) -> Capture:
     return Capture(tmp_path / "capture")
-
-
-def only(report: Report, name: str = "gelu") -> KernelReport:
-    (row,) = [row for row in report.kernels if row.kernel == name]
-    return row
 
 
 def test_a_slower_kernel_is_found_and_the_others_pass(capture: Capture) -> None:

@@ -89,5 +89,6 @@ def test_where_nothing_can_be_written_the_mend_is_named(tmp_path: Path, monkeypa
 def test_the_header_compiles_by_itself(tmp_path: Path) -> None:
     (tmp_path / "device_wire.h").write_text(library_header())
     (tmp_path / "one.c").write_text('#include "device_wire.h"\n')
-    flags = ["-Wall", "-Wextra", "-Werror", "-Wpadded", "-fsyntax-only"]
-    subprocess.run(["gcc", *flags, str(tmp_path / "one.c")], check=True)
+    command = ["gcc", "-Wall", "-Wextra", "-Wpadded", "-fsyntax-only", str(tmp_path / "one.c")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

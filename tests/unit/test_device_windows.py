@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,45 +10,27 @@ import numpy as np
 import pytest
 
 import captures
-from captures import MINUTE, SECOND, T0
-from kdiff.analysis.compare import Options, compare
-from kdiff.analysis.evidence import GRAPHS, Evidence
+from captures import AFTER, BEFORE, MINUTE, SECOND, T0, TwoWindows, only
+from kdiff.analysis.evidence import GRAPHS
 from kdiff.analysis.output import output_format
-from kdiff.analysis.report import KernelReport, Report
 from kdiff.analysis.verdict import Verdict
-from kdiff.analysis.window import Window
-from kdiff.queries.store import CaptureStore
 
-BEFORE = Window(T0, T0 + 10 * MINUTE)
-AFTER = Window(T0 + 10 * MINUTE, T0 + 20 * MINUTE)
+pytestmark = pytest.mark.usefixtures("engine")
+
 SIDES = (BEFORE, AFTER)
 N = 30_011
 TENTH = 10 * SECOND
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    root = tmp_path_factory.mktemp("engine")
-    captures.write(root, "agent_health", captures.health(T0, T0 + MINUTE))
-    with CaptureStore(root):
-        yield
-
-
-class Capture:
+class Capture(TwoWindows):
     """Two windows of 10 minutes; the device times a second of every `period` of each, or all of it (0)."""
 
     def __init__(self, root: Path, before: int = TENTH, after: int = TENTH) -> None:
-        self.root = root
-        self.segments = 0
+        super().__init__(root)
         self.starts = [
             np.arange(w.from_ns + SECOND // 2, w.to_ns, p or SECOND)
             for w, p in zip(SIDES, (before, after), strict=True)
         ]
-        self.add("agent_health", captures.health(BEFORE.from_ns, AFTER.to_ns))
-
-    def add(self, table: str, data: Any) -> None:
-        self.segments += 1
-        captures.write(self.root, table, data, f"{self.segments:06d}")
 
     def windows(self, side: int, **columns: Any) -> None:
         self.add("device_windows", captures.device_windows(self.starts[side], **columns))
@@ -79,10 +60,6 @@ class Capture:
             )
         return timed[0], timed[1]
 
-    def compare(self, **options: Any) -> Report:
-        with CaptureStore(self.root) as store:
-            return compare(Evidence(store, BEFORE), Evidence(store, AFTER), Options(**options))
-
 
 @pytest.fixture
 def capture(tmp_path: Path) -> Capture:
@@ -90,11 +67,6 @@ def capture(tmp_path: Path) -> Capture:
     for side in (0, 1):
         made.windows(side, executions=101)
     return made
-
-
-def only(report: Report, name: str = "gelu") -> KernelReport:
-    (row,) = [row for row in report.kernels if row.kernel == name]
-    return row
 
 
 def test_executions_of_a_tenth_of_the_time_decide(capture: Capture) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,8 @@ from kdiff.analysis.overlap import read_activity, sweep
 from kdiff.analysis.share import Share, moved
 from kdiff.analysis.window import Window
 from kdiff.queries.store import CaptureStore
+
+pytestmark = pytest.mark.usefixtures("engine")
 
 WINDOW = Window(T0, T0 + 2 * MINUTE)
 Execution = tuple[int, int, int]  # group, start, length
@@ -71,14 +72,6 @@ def test_the_busy_time_of_a_stretch_is_exact(executions: list[Execution], width:
 
 
 # ---- from a capture ----
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    root = tmp_path_factory.mktemp("engine")
-    captures.write(root, "agent_health", captures.health(T0, T0 + MINUTE))
-    with CaptureStore(root):
-        yield
 
 
 def activity(root: Path) -> Any:

@@ -3,44 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import captures
-from captures import MINUTE, SECOND, T0
-from kdiff.analysis.compare import Options, compare
-from kdiff.analysis.evidence import Evidence
+from captures import AFTER, BEFORE, SECOND, TwoWindows, only
 from kdiff.analysis.output import output_format
-from kdiff.analysis.report import KernelReport, Report
+from kdiff.analysis.report import Report
 from kdiff.analysis.verdict import Verdict
-from kdiff.analysis.window import Window
-from kdiff.queries.store import CaptureStore
 
-WINDOWS = (Window(T0, T0 + 10 * MINUTE), Window(T0 + 10 * MINUTE, T0 + 20 * MINUTE))
+pytestmark = pytest.mark.usefixtures("engine")
+
 STEP = 100_000
 COUNT = 3_001  # executions a device window of 0.3001 s
 OPENED = 40
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    root = tmp_path_factory.mktemp("engine")
-    captures.write(root, "agent_health", captures.health(T0, T0 + MINUTE))
-    with CaptureStore(root):
-        yield
-
-
-class Capture:
+class Capture(TwoWindows):
     """Device windows of 0.3001 s in every 15 s; in each, kernels that start every 100 us."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        captures.write(root, "agent_health", captures.health(T0, T0 + 20 * MINUTE))
-        self.starts = [np.arange(window.from_ns, window.to_ns, 15 * SECOND) for window in WINDOWS]
+        super().__init__(root)
+        self.starts = [np.arange(window.from_ns, window.to_ns, 15 * SECOND) for window in (BEFORE, AFTER)]
         for side, starts in enumerate(self.starts):
             rows = captures.device_windows(starts, COUNT * STEP, executions=COUNT)
             captures.write(root, "device_windows", rows, f"{side}")
@@ -53,15 +39,6 @@ class Capture:
         captures.write(self.root, "kernel_executions", rows, f"{name}-{side}")
         launched = captures.launches(name, times - waits, batch_launches=24)
         captures.write(self.root, "cuda_events", launched, f"{name}-{side}")
-
-    def compare(self, **options: Any) -> Report:
-        with CaptureStore(self.root) as store:
-            return compare(Evidence(store, WINDOWS[0]), Evidence(store, WINDOWS[1]), Options(**options))
-
-
-def only(report: Report, name: str) -> KernelReport:
-    (row,) = [row for row in report.kernels if row.kernel == name]
-    return row
 
 
 @pytest.fixture

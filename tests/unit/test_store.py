@@ -21,6 +21,8 @@ from kdiff.queries.segments_read import scan
 from kdiff.queries.store import CaptureStore, engine_type, load_sql, open_store
 from kdiff.queries.tables import TABLES
 
+pytestmark = pytest.mark.usefixtures("engine")
+
 QUERIES = sorted(path.stem for path in Path(__file__).parents[2].glob("queries/sql/*.sql"))
 WHOLE: Final[dict[str, int | str | list[int]]] = {"from_ns": T0, "to_ns": T0 + MINUTE, "service": ""}
 LAUNCHES = 997  # prime: no rounding can hide a row lost or doubled
@@ -38,13 +40,6 @@ def small(root: Path, count: int = LAUNCHES) -> Path:
 def kernels(store: CaptureStore) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = store.query("kernels_between", WHOLE).to_pylist()
     return rows
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    # One open store keeps the engine of the process alive: opening the others is then fast.
-    with CaptureStore(small(tmp_path_factory.mktemp("engine"))):
-        yield
 
 
 @pytest.mark.parametrize("count", [1, 2, 100, 101, LAUNCHES])
