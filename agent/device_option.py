@@ -55,7 +55,7 @@ class DeviceOption:
         if not other:
             environment[INJECTION] = str(provide_library())
         elif BASENAME not in os.path.basename(other):
-            note(f"CUDAINJECTION64_PATH is set already, to {other}: device time is not recorded")
+            note(f"CUDA_INJECTION64_PATH is set already, to {other}: device time is not recorded")
             return environment
         if self.setting:
             environment[SETTING] = self.setting
