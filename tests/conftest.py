@@ -10,6 +10,8 @@ import pytest
 import captures
 from kdiff.queries.store import CaptureStore
 
+pytest_plugins = ["server"]
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests with real probes need root; where it is missing they are skipped, never where it is there."""

@@ -1,0 +1,162 @@
+"""The address of a ClickHouse server, as users write it: clickhouse://user@host:8123/kdiff?cluster=NAME
+
+The password never is a part of it: an address shows in process lists, in logs and in shell histories.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qsl, quote, unquote
+
+from kdiff.queries.errors import StoreError
+from kdiff.queries.printable import printable
+
+PASSWORD_VARIABLE: Final = "KDIFF_CLICKHOUSE_PASSWORD"
+PASSWORD_FILE_VARIABLE: Final = "KDIFF_CLICKHOUSE_PASSWORD_FILE"
+DEFAULT_DATABASE: Final = "kdiff"
+DEFAULT_TIMEOUT_S: Final = 300
+EXAMPLE: Final = "clickhouse://user@host:8123/kdiff"
+
+_PORTS: Final = {"clickhouse": 8123, "clickhouses": 8443}
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\[\]:\s]+))(?::(\d*))?")
+_OPTIONS: Final = ("cluster", "ca", "cert", "key", "timeout")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server is and as whom it is asked. str() is fit to print; no form of it shows the password."""
+
+    hosts: tuple[tuple[str, int], ...]
+    """(name, port) of equivalent servers, tried in this order."""
+    database: str = DEFAULT_DATABASE
+    user: str = "default"
+    password: str = field(default="", repr=False)
+    tls: bool = False
+    cluster: str = ""
+    """The cluster that `kdiff migrate` creates tables on; '' is a single server."""
+    ca: str = ""
+    """A file of certificates to trust instead of the system's; '' is the system's."""
+    cert: str = ""
+    key: str = ""
+    timeout_s: int = DEFAULT_TIMEOUT_S
+    """How long one query may take."""
+
+    @classmethod
+    def parse(cls, text: str, environ: Mapping[str, str]) -> Address:
+        """The address in `text` with the password from `environ`. Raises StoreError."""
+        scheme = _SCHEME.match(text)
+        if scheme is None or scheme[1].lower() not in _PORTS:
+            raise StoreError(f"{_masked(text)} is no address of a server: write {EXAMPLE}, or clickhouses:// for TLS")
+        place, _, query = text[scheme.end() :].partition("?")
+        authority, _, path = place.partition("/")
+        userinfo, at, hosts = authority.rpartition("@")
+        if ":" in userinfo:
+            raise StoreError(
+                f"the address {_masked(text)} holds a password, which every user of this host could read: put it "
+                f"into {PASSWORD_VARIABLE} or into a file named by {PASSWORD_FILE_VARIABLE}"
+            )
+        user = unquote(userinfo) if at else "default"
+        if not user or ":" in user:
+            raise StoreError(f"the address {_masked(text)} has no valid user before the @: write {EXAMPLE}")
+        options = _options(query, text)
+        if ("cert" in options) != ("key" in options):
+            raise StoreError(f"the address {_masked(text)} needs both cert=PATH and key=PATH, or neither")
+        tls = scheme[1].lower() == "clickhouses"
+        for name in ("ca", "cert"):
+            if name in options and not tls:
+                raise StoreError(f"{name}= is for TLS: write clickhouses:// in the address {_masked(text)}")
+        return cls(
+            hosts=tuple(_host(part, _PORTS[scheme[1].lower()], text) for part in hosts.split(",")),
+            database=_database(path, text),
+            user=user,
+            password=_password(environ),
+            tls=tls,
+            timeout_s=_timeout(options.pop("timeout", ""), text),
+            **options,
+        )
+
+    def __str__(self) -> str:
+        scheme = "clickhouses" if self.tls else "clickhouse"
+        hosts = ",".join(host_text(*host) for host in self.hosts)
+        return printable(f"{scheme}://{quote(self.user)}@{hosts}/{quote(self.database)}")
+
+
+def is_address(text: str) -> bool:
+    """Whether `text` is meant as an address of a server, rather than a path."""
+    return _SCHEME.match(text) is not None
+
+
+def host_text(host: str, port: int) -> str:
+    """host:port, an IPv6 address in brackets, fit to print."""
+    return printable(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+
+def _host(part: str, port: int, text: str) -> tuple[str, int]:
+    found = _HOST.fullmatch(part)
+    if found is None:
+        raise StoreError(f"the address {_masked(text)} names no host, or none that can be read: write {EXAMPLE}")
+    if found[3]:
+        port = int(found[3])
+    if not 0 < port < 65536:
+        raise StoreError(f"the address {_masked(text)} has the port {port}: a port is 1 to 65535")
+    return found[1] or found[2], port
+
+
+def _database(path: str, text: str) -> str:
+    name = unquote(path.rstrip("/"))
+    if "/" in name or "\0" in name or "#" in name:
+        raise StoreError(f"the address {_masked(text)} has more than a database after the host: write {EXAMPLE}")
+    return name or DEFAULT_DATABASE
+
+
+def _options(query: str, text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name == "password":
+            raise StoreError(
+                f"the address holds a password, which every user of this host could read: put it into "
+                f"{PASSWORD_VARIABLE} or into a file named by {PASSWORD_FILE_VARIABLE}"
+            )
+        if name not in _OPTIONS:
+            known = ", ".join(f"{option}=" for option in _OPTIONS)
+            raise StoreError(f"the address {_masked(text)} has the unknown option {printable(name)}: known are {known}")
+        if not value or name in found:
+            raise StoreError(f"the address {_masked(text)} must give {name}= one value")
+        found[name] = value
+    return found
+
+
+def _timeout(value: str, text: str) -> int:
+    if not value:
+        return DEFAULT_TIMEOUT_S
+    if not value.isdecimal() or not 0 < int(value) <= 86_400:
+        raise StoreError(f"the address {_masked(text)} has a timeout that is not 1 to 86400 seconds")
+    return int(value)
+
+
+def _password(environ: Mapping[str, str]) -> str:
+    given, path = environ.get(PASSWORD_VARIABLE), environ.get(PASSWORD_FILE_VARIABLE)
+    if given is not None and path:
+        raise StoreError(f"{PASSWORD_VARIABLE} and {PASSWORD_FILE_VARIABLE} are both set: unset one")
+    if not path:
+        return given or ""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise StoreError(
+            f"the file {printable(path)} that {PASSWORD_FILE_VARIABLE} names cannot be read ({reason}): "
+            "name a file that holds the password alone, and that this user may read"
+        ) from error
+    return text.rstrip("\r\n")
+
+
+def _masked(text: str) -> str:
+    """`text` fit to print, without what could be a password."""
+    without = re.sub(r"(://[^/?@:]*):[^/?]*@", r"\1:***@", text)
+    return printable(re.sub(r"(password=)[^&#]*", r"\1***", without, flags=re.IGNORECASE))
