@@ -19,7 +19,7 @@ help: ## List the targets
 setup: ## Install what is missing: packages with apt (as root), Python packages into .venv (PYTHON=... picks the Python)
 	@deploy/setup.sh
 
-demo: setup ## Record a kernel swap that made one kernel slower, and let kdiff find it (root, about 20 s)
+demo: setup ## Record a kernel swap that made one kernel slower, and let kdiff find it (root, about 30 s)
 	@$(BIN)/python deploy/demo/demo.py
 
 test: lint ## Lint, then run every test, the quick ones first (root: real probes are attached)

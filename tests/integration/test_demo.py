@@ -30,5 +30,4 @@ def test_the_demo_finds_the_slow_kernel_and_its_next_steps_work() -> None:
     )
     assert listed.returncode == 0, listed.stderr
     assert all(kernel in listed.stdout for kernel in ("fused_gelu", "layer_norm", "softmax"))
-    # A kernel that got 30% slower does not fail a tolerance of 50%; a busy machine may leave it undecided.
-    assert tolerant.returncode in (0, 3), tolerant.stdout
+    assert tolerant.returncode == 0, tolerant.stdout
