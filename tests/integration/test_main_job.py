@@ -14,9 +14,10 @@ from standins.standins import Workload, workload
 
 pytestmark = pytest.mark.ebpf
 
-# Real-time priority: what else runs on a test machine of two cores must not be taken for the kernel. The tails are
-# the kernels' own (sigma 0.4), a few times what a trap and a spin of the sync add.
-KERNELS = ["--kernel", "k1:40:0.4", "--kernel", "k2:50:0.4", "--kernel", "k3:30:0.4"]
+# The median is judged, at real-time priority: what else runs on a test machine of two cores moves a p99 of time that
+# the host sees by more than a slow kernel does. Recorded GPUs and device time have tests of their p99.
+KERNELS = ["--kernel", "k1:100:0.1", "--kernel", "k2:120:0.1", "--kernel", "k3:80:0.1"]
+MEDIAN = ("--quantile", "0.5")
 
 
 def capture(directory: Path, launches: int, *options: str | int) -> Recording:
@@ -41,39 +42,37 @@ def verdicts(report: dict[str, Any]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def baseline(tmp_path_factory: pytest.TempPathFactory) -> Recording:
-    return capture(tmp_path_factory.mktemp("baseline") / "capture", 180_000, "--seed", 1)
+    return capture(tmp_path_factory.mktemp("baseline") / "capture", 18_000, "--seed", 1)
 
 
-def test_the_same_workload_passes(tmp_path: Path) -> None:
-    for seed, name in ((11, "before"), (12, "after")):
-        capture(tmp_path / name, 600_000, "--seed", seed)
-    status, report = compare(tmp_path / "before", tmp_path / "after")
+def test_the_same_workload_passes(tmp_path: Path, baseline: Recording) -> None:
+    capture(tmp_path / "again", 18_000, "--seed", 12)
+    status, report = compare(baseline.directory, tmp_path / "again", *MEDIAN)
     assert status == 0, report
     assert verdicts(report).keys() == {"k1", "k2", "k3"}
     assert set(verdicts(report).values()) <= {"PASS", "IMPROVED"}
-    assert all(k["n_before"] >= 199_990 and k["metric"] == "completion" for k in report["kernels"])
+    assert all(k["n_before"] == k["n_after"] == 6_000 and k["metric"] == "completion" for k in report["kernels"])
 
 
 def test_one_slower_kernel_is_found_and_no_other(tmp_path: Path, baseline: Recording) -> None:
-    capture(tmp_path / "slow", 180_000, "--seed", 2, "--change", "k2=1.3@launch:0")
-    status, report = compare(baseline.directory, tmp_path / "slow")
+    capture(tmp_path / "slow", 18_000, "--seed", 2, "--change", "k2=1.3@launch:0")
+    status, report = compare(baseline.directory, tmp_path / "slow", *MEDIAN)
     assert status == 1, report
     assert {name for name, verdict in verdicts(report).items() if verdict == "REGRESSED"} == {"k2"}
     slower = next(kernel for kernel in report["kernels"] if kernel["kernel"] == "k2")
-    assert 1.15 < slower["ratio"] < 1.35
+    assert 1.2 < slower["ratio"] < 1.35
     low, high = slower["ci"]
     assert 1.05 < low < slower["ratio"] < high
 
 
 def test_a_window_of_one_capture_against_the_next(tmp_path: Path) -> None:
     """The kernel gets slower in mid-run: the two windows are times in the same store."""
-    recording = capture(tmp_path / "capture", 120_000, "--seed", 5, "--change", "k1=1.5@launch:60000")
+    recording = capture(tmp_path / "capture", 18_000, "--seed", 5, "--change", "k1=1.5@launch:9000")
     launches = recording.launches.sort_values("timestamp_ns")
-    first, middle, last = (int(launches.timestamp_ns.iloc[i]) for i in (0, 60_000, -1))
-    status, report = compare(f"{first}..{middle}", f"{middle}..{last}", "--store", str(recording.directory))
+    first, middle, last = (int(launches.timestamp_ns.iloc[i]) for i in (0, 9_000, -1))
+    status, report = compare(f"{first}..{middle}", f"{middle}..{last}", "--store", str(recording.directory), *MEDIAN)
     assert status == 1, report
-    assert verdicts(report)["k1"] == "REGRESSED"
-    assert verdicts(report)["k2"] != "REGRESSED"
+    assert {name for name, verdict in verdicts(report).items() if verdict == "REGRESSED"} == {"k1"}
 
 
 def test_too_few_launches_are_not_judged(tmp_path: Path) -> None:
@@ -86,7 +85,7 @@ def test_too_few_launches_are_not_judged(tmp_path: Path) -> None:
 
 def test_batches_do_not_pass_a_kernel(tmp_path: Path) -> None:
     for name in ("before", "after"):
-        run = workload(*KERNELS, "--launches", 60_000, "--sync-every", 10)
+        run = workload(*KERNELS, "--launches", 18_000, "--sync-every", 10)
         record(tmp_path / name, run)
     status, report = compare(tmp_path / "before", tmp_path / "after")
     assert status == 3

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -482,36 +483,35 @@ def fill(filler: Path, leave: int = 0) -> None:
     os.truncate(filler, filler.stat().st_size - leave)
 
 
-def test_a_full_disk_loses_nothing_that_fits_again(tmp_path: Path) -> None:
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with 256 KiB."""
     mount = tmp_path / "small"
     mount.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(mount)], check=True)
-    try:
-        filler = mount / "filler"
-        run = workload(*KERNELS, "--duration", 13, "--rate", 300, truth=tmp_path / "truth")
-        agent = subprocess.Popen(
-            agent_command(mount / "capture", command=run.command),
-            env=host_environment(run),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        while not (mount / "capture").exists():
+    yield mount
+    subprocess.run(["umount", "--lazy", str(mount)], check=True)  # a process that a failed test left may still use it
+
+
+def test_a_full_disk_loses_nothing_that_fits_again(tmp_path: Path, small_disk: Path) -> None:
+    filler, directory = small_disk / "filler", small_disk / "capture"
+    run = workload(*KERNELS, "--duration", 13, "--rate", 300, truth=tmp_path / "truth")
+    command = agent_command(directory, command=run.command)
+    with subprocess.Popen(command, env=host_environment(run), stderr=subprocess.PIPE, text=True) as agent:
+        while not directory.exists():
             time.sleep(0.05)
         fill(filler)
         assert agent.stderr is not None
         assert "cannot be written (No space left on device)" in agent.stderr.readline()
         filler.unlink()
         _, stderr = agent.communicate(timeout=30)
-        recording = Recording(mount / "capture", agent.returncode, stderr)
-        assert recording.status == 0
-        same_launches(recording, load_truth(tmp_path / "truth"))
-        fill(filler, leave=20_000)
-        full = record(mount / "capture", workload(*KERNELS, "--launches", 100_003, "--syncs", 7))
-        assert full.status == 2
-        assert "100010 events could not be written" in full.stderr
-        assert not list(mount.glob("capture/*/.*")), "no half segment stays"
-    finally:
-        subprocess.run(["umount", str(mount)], check=True)
+    assert agent.returncode == 0, stderr
+    same_launches(Recording(directory, agent.returncode, stderr), load_truth(tmp_path / "truth"))
+    fill(filler, leave=20_000)
+    full = record(directory, workload(*KERNELS, "--launches", 100_003, "--syncs", 7))
+    assert full.status == 2
+    assert "100010 events could not be written" in full.stderr
+    assert not list(directory.glob("*/.*")), "no half segment stays"
 
 
 def test_the_command_inherits_what_it_would_from_a_shell(tmp_path: Path) -> None:
