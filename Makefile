@@ -22,8 +22,9 @@ setup: ## Install what is missing: packages with apt (as root), Python packages 
 demo: setup ## Record a kernel swap that made one kernel slower, and let kdiff find it (root, about 30 s)
 	@$(BIN)/python deploy/demo/demo.py
 
-test: lint ## Lint, then run every test, the quick ones first (root: real probes are attached)
-	@$(BIN)/pytest tests/unit tests/integration
+test: lint ## Lint, then run every test, those with probes one by one (root: real probes are attached)
+	@$(BIN)/pytest -m "not ebpf" --numprocesses auto --maxprocesses 4 tests/unit tests/integration
+	@$(BIN)/pytest -m ebpf tests/unit tests/integration
 
 bench: setup ## Measure what recording costs and how often verdicts are right (minutes; nothing else should run)
 	@set -e; for bench in tests/bench/bench_*.py; do echo "== $$bench"; $(BIN)/python "$$bench"; done
