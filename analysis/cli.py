@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from kdiff.analysis.evidence import Evidence
     from kdiff.analysis.window import Window
-    from kdiff.queries.store import CaptureStore
+    from kdiff.queries.store import Store
 
 PROGRAM: Final = "kdiff"
 EXAMPLE: Final = "kdiff --before now-1h --after -15m"
@@ -45,7 +45,10 @@ app = typer.Typer(
 StoreOption = Annotated[
     str,
     typer.Option(
-        "--store", metavar="PATH", envvar="KDIFF_STORE", help="Capture directory that times are looked up in."
+        "--store",
+        metavar="PATH|ADDRESS",
+        envvar="KDIFF_STORE",
+        help="Capture directory, or server as clickhouse[s]://user@host:port/db, that times are looked up in.",
     ),
 ]
 ServiceOption = Annotated[str, typer.Option("--service", metavar="NAME", help="Only this service.")]
@@ -198,21 +201,23 @@ def main() -> None:
         _fail(f"unexpected {kind}: {printable(str(error).partition(chr(10))[0])[:300]}; {ISSUES}", 2)
 
 
-Opener = Callable[[str], "CaptureStore"]
+Opener = Callable[[str], "Store"]
 
 
 @contextmanager
 def _stores() -> Iterator[Opener]:
     """Yield a function that opens each capture once, and close them all."""
-    opened: dict[str, CaptureStore] = {}
+    opened: dict[str, Store] = {}
 
-    def open_once(name: str) -> CaptureStore:
+    def open_once(name: str) -> Store:
+        from kdiff.queries.address import is_address
         from kdiff.queries.store import open_store
 
-        # A name that has no real path fails in open_store, with a sentence.
         key = name
-        with suppress(ValueError, OSError):
-            key = os.path.realpath(os.path.expanduser(name))
+        if not is_address(name):
+            # A name that has no real path fails in open_store, with a sentence.
+            with suppress(ValueError, OSError):
+                key = os.path.realpath(os.path.expanduser(name))
         if key not in opened:
             opened[key] = open_store(name)
         return opened[key]

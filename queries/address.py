@@ -24,6 +24,8 @@ EXAMPLE: Final = "clickhouse://user@host:8123/kdiff"
 _PORTS: Final = {"clickhouse": 8123, "clickhouses": 8443}
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\[\]:\s]+))(?::(\d*))?")
+# Up to the last @: a password may hold any character. Or an option that is called so.
+_PASSWORD: Final = re.compile(r"(://[^@:]*):.*@|[?&]pass\w*=.*", re.IGNORECASE | re.DOTALL)
 _OPTIONS: Final = ("cluster", "ca", "cert", "key", "timeout")
 
 
@@ -52,14 +54,14 @@ class Address:
         scheme = _SCHEME.match(text)
         if scheme is None or scheme[1].lower() not in _PORTS:
             raise StoreError(f"{_masked(text)} is no address of a server: write {EXAMPLE}, or clickhouses:// for TLS")
-        place, _, query = text[scheme.end() :].partition("?")
-        authority, _, path = place.partition("/")
-        userinfo, at, hosts = authority.rpartition("@")
-        if ":" in userinfo:
+        if _PASSWORD.search(text):
             raise StoreError(
                 f"the address {_masked(text)} holds a password, which every user of this host could read: put it "
                 f"into {PASSWORD_VARIABLE} or into a file named by {PASSWORD_FILE_VARIABLE}"
             )
+        place, _, query = text[scheme.end() :].partition("?")
+        authority, _, path = place.partition("/")
+        userinfo, at, hosts = authority.rpartition("@")
         user = unquote(userinfo) if at else "default"
         if not user or ":" in user:
             raise StoreError(f"the address {_masked(text)} has no valid user before the @: write {EXAMPLE}")
@@ -117,11 +119,6 @@ def _database(path: str, text: str) -> str:
 def _options(query: str, text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
-        if name == "password":
-            raise StoreError(
-                f"the address holds a password, which every user of this host could read: put it into "
-                f"{PASSWORD_VARIABLE} or into a file named by {PASSWORD_FILE_VARIABLE}"
-            )
         if name not in _OPTIONS:
             known = ", ".join(f"{option}=" for option in _OPTIONS)
             raise StoreError(f"the address {_masked(text)} has the unknown option {printable(name)}: known are {known}")
@@ -157,6 +154,5 @@ def _password(environ: Mapping[str, str]) -> str:
 
 
 def _masked(text: str) -> str:
-    """`text` fit to print, without what could be a password."""
-    without = re.sub(r"(://[^/?@:]*):[^/?]*@", r"\1:***@", text)
-    return printable(re.sub(r"(password=)[^&#]*", r"\1***", without, flags=re.IGNORECASE))
+    """`text` fit to print, without what is or could be a password."""
+    return printable(_PASSWORD.sub(lambda found: f"{found[1]}:***@" if found[1] else "", text).partition("?")[0])

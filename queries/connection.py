@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import ssl
@@ -13,9 +14,11 @@ from kdiff.queries.errors import StoreError
 from kdiff.queries.printable import printable
 
 CONNECT_TIMEOUT_S: Final = 10
+FIRST_ANSWER_S: Final = 15
+"""How long a server may take to say its version: one that is stalled must not hold a command for a query's time."""
+_SLACK_S: Final = 10  # the server ends a query that takes too long itself, and says so
 _NATIVE_PORTS: Final = (9000, 9440)
 _HTML: Final = re.compile(r"<!doctype html|<html|<head>|<body", re.IGNORECASE)
-_NOT_CLICKHOUSE: Final = re.compile(r"Unexpected response to server|Unexpected row in server settings")
 
 
 def connect(
@@ -33,6 +36,9 @@ def connect(
     Only a host that cannot be reached gives way to the next: a wrong password is wrong on all of them.
     Raises StoreError.
     """
+    for path in filter(None, (address.ca, address.cert, address.key)):
+        if not os.access(path, os.R_OK):
+            raise StoreError(f"the file {printable(path)} cannot be read: correct the path in the address")
     failure: StoreError | None = None
     for host, port in address.hosts:
         try:
@@ -61,17 +67,20 @@ def _client(
     import logging
 
     import clickhouse_connect
+    from urllib3 import Timeout
 
-    # What fails is told by `explain`; the library's own warnings would come before it.
-    logging.getLogger("clickhouse_connect").setLevel(logging.CRITICAL)
+    # What fails is told by `explain`; the libraries' own warnings would come before it.
+    for library in ("clickhouse_connect", "urllib3"):
+        logging.getLogger(library).setLevel(logging.CRITICAL)
     named = address.database if database is None else database
+    allowed_s = timeout_s or address.timeout_s
     tls: dict[str, Any] = {}
     if address.ca:
         tls["ca_cert"] = address.ca
     if address.cert:
         # The certificate is for the transport, the password for ClickHouse.
         tls |= {"client_cert": address.cert, "client_cert_key": address.key, "tls_mode": "proxy"}
-    return clickhouse_connect.get_client(
+    client: Any = clickhouse_connect.get_client(
         host=host,
         port=port,
         username=address.user,
@@ -80,13 +89,15 @@ def _client(
         interface="https" if address.tls else "http",
         compress=compress,
         connect_timeout=connect_timeout_s,
-        send_receive_timeout=timeout_s or address.timeout_s,
+        send_receive_timeout=min(FIRST_ANSWER_S, allowed_s),
         client_name="kdiff",
         settings=dict(settings or {}),
         autogenerate_session_id=False,  # sessions tie queries to one server, and to one at a time
         dedicated_pool=True,
         **tls,
     )
+    client.timeout = Timeout(connect=connect_timeout_s, read=allowed_s + _SLACK_S)
+    return client
 
 
 def is_passing(error: BaseException) -> bool:
@@ -94,12 +105,22 @@ def is_passing(error: BaseException) -> bool:
     code = getattr(error, "code", None)
     if isinstance(code, int):
         return code in _PASSING
-    if _cause(error, ssl.SSLCertVerificationError) is not None or _NOT_CLICKHOUSE.search(str(error)):
+    if _cause(error, ssl.SSLCertVerificationError) is not None:
         return False
     status = re.search(r"HTTP status (\d+)", str(error))
     if status:
         return status[1] in ("429", "500", "502", "503", "504")
     return any(True for _ in _chain(error, OSError)) or "executing HTTP request" in str(error)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether the way to the server broke: then the same query may be asked again, of another host or after a restart.
+
+    Not one that ran into a timeout: what took long takes long again.
+    """
+    if isinstance(getattr(error, "code", None), int) or "timed out" in str(error).lower():
+        return False
+    return is_passing(error)
 
 
 # ClickHouse's error codes of states that pass: too many queries, memory, timeouts, parts, no ZooKeeper, read-only
@@ -114,7 +135,8 @@ def explain(error: BaseException, address: Address, host: tuple[str, int] | None
     """`error` as one sentence that names the mend and never the password. A StoreError stays what it is."""
     if isinstance(error, StoreError):
         return error
-    at = host_text(*(host or address.hosts[0]))
+    named = re.search(r"https?://([^\s/()]+)", str(error))  # by the library: which of the hosts it was
+    at = host_text(*host) if host else printable(named[1]) if named else host_text(*address.hosts[0])
     return StoreError(_without(address.password, _sentence(error, address, at)))
 
 
@@ -126,7 +148,8 @@ def _sentence(error: BaseException, address: Address, at: str) -> str:
     text = str(error)
     page = _HTML.search(text)
     status = re.search(r"HTTP status (\d+)", text)
-    if page or status or _NOT_CLICKHOUSE.search(text) or isinstance(error, (ValueError, LookupError, EOFError)):
+    transport = "executing HTTP request" in text or _cause(error, OSError) is not None
+    if page or status or not transport or "BadStatusLine" in text:
         if "client program" in text or _native(at):
             return _wrong_port(at, address)
         what = "with a web page" if page else f"with HTTP status {status[1]}" if status else "as no ClickHouse does"

@@ -24,6 +24,7 @@ from typing import Any, Final, Protocol, Self
 
 import pyarrow as pa
 
+from kdiff.queries.address import Address, is_address
 from kdiff.queries.errors import StoreError
 from kdiff.queries.printable import printable
 from kdiff.queries.segments_read import SUFFIX, scan
@@ -215,17 +216,23 @@ class CaptureStore:
                 link.unlink()
 
 
-def open_store(spec: str) -> CaptureStore:
-    """Open what the user named with --store. Raises StoreError."""
-    if re.match(r"[a-z+]+://", spec):
-        raise StoreError(f"{printable(spec)} is a server: this version reads captures only; name a directory")
+def open_store(spec: str) -> Store:
+    """Open what the user named with --store: a capture directory or the address of a server. Raises StoreError."""
+    if is_address(spec):
+        from kdiff.queries.server import ServerStore
+
+        return ServerStore(Address.parse(spec, os.environ))
+    return CaptureStore(capture_path(spec))
+
+
+def capture_path(spec: str) -> Path:
+    """The path of the capture directory that the user named. Raises StoreError."""
     if not spec:
-        raise StoreError("the name of the store is empty: name a capture directory with --store")
+        raise StoreError("the name of the store is empty: name a capture directory or a server with --store")
     try:
-        path = Path(spec).expanduser() if spec.startswith("~") else Path(spec)
+        return Path(spec).expanduser() if spec.startswith("~") else Path(spec)
     except RuntimeError as error:
         raise StoreError(f"{printable(spec)} names no home directory: write the path in full") from error
-    return CaptureStore(path)
 
 
 def engine_type(kind: pa.DataType) -> str:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self
@@ -162,7 +163,20 @@ def server_address(request: pytest.FixtureRequest) -> Address:
 @pytest.fixture
 def database(server_address: Address) -> Iterator[Address]:
     """The address of an empty database, dropped in the end."""
-    address = replace(server_address, database=f"test_{uuid.uuid4().hex[:12]}")
+    with _empty(server_address) as address:
+        yield address
+
+
+@pytest.fixture
+def own_database(standin: StandIn) -> Iterator[Address]:
+    """The same, on the stand-in in any case: for tests that need its users or its faults."""
+    with _empty(standin.address()) as address:
+        yield address
+
+
+@contextmanager
+def _empty(address: Address) -> Iterator[Address]:
+    address = replace(address, database=f"test_{uuid.uuid4().hex[:12]}")
     client = connect(address, database="")
     try:
         client.command(f"CREATE DATABASE {address.database}")

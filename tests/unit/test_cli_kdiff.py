@@ -114,7 +114,7 @@ def test_undecided_is_3_unless_told_otherwise(run: Run, batched: str) -> None:
         ([*PAIR, "--tolerance", "5"], "write 5% if that is meant"),
         ([*PAIR, "--quantile", "99"], "--quantile '99'"),
         ([*PAIR, "--store", "/no/such"], "there is no capture at /no/such: record one with"),
-        ([*PAIR, "--store", "http://localhost:8123"], "is a server"),
+        ([*PAIR, "--store", "http://localhost:8123"], "is no address of a server: write clickhouse://"),
         (["--before", BEFORE, "--after", "2025-11-27T10:05/10m"], "overlap by 5m"),
         (["--before", "2020-01-01", "--after", AFTER], "holds 2025-11-27T10:00:00Z..2025-11-27T10:19:59"),
         ([*PAIR, "--service", "nope"], "no launches of the service nope (services: svc)"),

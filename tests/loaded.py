@@ -1,0 +1,45 @@
+"""A capture's rows put into a server's tables, plainly: no spool, no tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kdiff.queries.address import Address
+from kdiff.queries.connection import connect
+from kdiff.queries.store import engine_type
+from kdiff.queries.tables import TABLES
+
+
+def create(client: Any) -> None:
+    """kdiff's tables in the client's database."""
+    for table, schema in TABLES.items():
+        columns = ", ".join(f"`{column.name}` {engine_type(column.type)}" for column in schema)
+        client.command(f"CREATE TABLE {table} ({columns}) ENGINE = MergeTree ORDER BY tuple()")
+
+
+def load(address: Address, *roots: Path) -> None:
+    """Creates the tables and fills them with the rows of captures."""
+    client = connect(address)
+    create(client)
+    for root in roots:
+        for table in TABLES:
+            for segment in sorted((root / table).glob("*.parquet")):
+                client.insert_arrow(table, whole(table, pq.read_table(segment)))
+    client.close()
+
+
+def whole(table: str, rows: pa.Table) -> pa.Table:
+    """`rows` with every column of the schema; those an older agent did not write are 0 or ''."""
+    columns = []
+    for column in TABLES[table]:
+        if column.name in rows.column_names:
+            columns.append(rows.column(column.name).cast(column.type))
+        else:
+            text = pa.types.is_dictionary(column.type) or pa.types.is_string(column.type)
+            empty = pa.array(["" if text else 0] * len(rows), pa.string() if text else column.type)
+            columns.append(empty.cast(column.type))
+    return pa.Table.from_arrays(columns, schema=TABLES[table])

@@ -1,0 +1,196 @@
+"""A server answers as the capture does that was loaded into it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import loaded
+import numpy as np
+import pytest
+
+import captures
+from captures import AFTER, BEFORE, T0
+from kdiff.analysis import cli
+from kdiff.queries.address import Address
+from kdiff.queries.errors import StoreError
+from kdiff.queries.server import ServerStore
+from kdiff.queries.store import CaptureStore, open_store
+from server import StandIn
+
+TRITON = Path(__file__).parents[1] / "data" / "triton-swap"
+HOSTILE = [
+    'it\'s "quoted" `back` \\n \\',
+    "<b>&amp;</b>{x:String}; DROP TABLE cuda_events; --",
+    "two\nlines\tand\x1b[31m colour",
+    "Größe 日本語 \U0001f600",
+    "%s %(name)s {0}",
+]
+Run = Callable[..., tuple[int, str, str]]
+
+pytestmark = pytest.mark.usefixtures("engine")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(store: Path | Address, *arguments: str) -> tuple[int, str, str]:
+        if isinstance(store, Address):
+            monkeypatch.setenv("KDIFF_CLICKHOUSE_PASSWORD", store.password)
+        monkeypatch.setenv("KDIFF_STORE", str(store))
+        monkeypatch.setattr("sys.argv", ["kdiff", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(caught.value.code or 0), out, err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recording before and after a swap as one capture."""
+    root = tmp_path_factory.mktemp("triton")
+    for side in ("before", "after"):
+        shutil.copytree(TRITON / side, root, dirs_exist_ok=True)
+    return root
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("hostile")
+    rng = np.random.default_rng(11)
+    for number, window in enumerate((BEFORE, AFTER)):
+        for place, name in enumerate(HOSTILE):
+            times = captures.spread(window.from_ns, window.to_ns, 2_003 + place)
+            values = (9_000 * (1 + place * number) * rng.lognormal(0, 0.05, len(times))).astype(np.int64)
+            given = {"completion_ns": values, "service": HOSTILE[0], "comm": name, "host": HOSTILE[2]}
+            captures.write(root, "cuda_events", captures.launches(name, times, **given), f"{number}-{place}")
+        health = captures.health(window.from_ns, window.to_ns, service=HOSTILE[0], host=HOSTILE[2])
+        captures.write(root, "agent_health", health, f"{number}")
+    return root
+
+
+def without_store(text: str) -> Any:
+    """A JSON answer without the name of its store."""
+    document = json.loads(text)
+    for part in (document, document.get("before", {}), document.get("after", {})):
+        part.pop("store", None)
+    return document
+
+
+def same(run: Run, capture: Path, server: Address, *arguments: str) -> tuple[int, Any]:
+    """What both stores answer, word for word the same."""
+    code, out, err = run(capture, *arguments, "--format", "json")
+    assert code != 2, err
+    server_code, server_out, server_err = run(server, *arguments, "--format", "json")
+    assert (server_code, without_store(server_out), server_err) == (code, without_store(out), err)
+    return code, json.loads(out)
+
+
+def test_a_recording_reads_alike_for_a_user_who_only_reads(run: Run, triton: Path, own_database: Address) -> None:
+    loaded.load(own_database, triton)
+    swap = ["--before", "1795820774.4..1795820795", "--after", "1795820802.6..1795820816.3"]
+    for user in ("reader", "readonly"):
+        server = replace(own_database, user=user)
+        code, compared = same(run, triton, server, *swap, "--on-undecided", "pass")
+        assert code == 1
+        assert [k["kernel"] for k in compared["kernels"] if k["verdict"] == "REGRESSED"] == ["fused_gelu"]
+        _, listed = same(run, triton, server, "kernels")
+        assert sum(k["launches"] for k in listed["kernels"]) == 80_002
+
+
+def test_hostile_names_read_alike(run: Run, hostile: Path, database: Address) -> None:
+    loaded.load(database, hostile)
+    pair = ["--before", str(BEFORE), "--after", str(AFTER), "--service", HOSTILE[0]]
+    code, compared = same(run, hostile, database, *pair)
+    assert code == 1
+    assert {k["kernel"] for k in compared["kernels"]} == set(HOSTILE)
+    assert same(run, hostile, database, *pair, "--kernel", HOSTILE[1])[1]["kernels"][0]["kernel"] == HOSTILE[1]
+    assert same(run, hostile, database, "kernels", "--service", HOSTILE[0])[1]["kernels"]
+    for store in (hostile, database):
+        code, out, err = run(store, *pair, "--service", "no\x1b'such")
+        assert (code, out) == (2, "")
+        assert "\x1b" not in err
+
+
+def test_a_window_of_a_server_against_a_capture(run: Run, triton: Path, database: Address) -> None:
+    loaded.load(database, triton)
+    window = "1795820774.4..1795820795"
+    code, out, _ = run(database, "--before", window, "--after", str(TRITON / "after"))
+    assert code == 1
+    assert "REGRESSED: fused_gelu" in out.splitlines()[-1]
+
+
+def test_what_was_loaded_comes_back_row_by_row(triton: Path, database: Address) -> None:
+    loaded.load(database, triton)
+    with ServerStore(database) as server, CaptureStore(triton) as capture:
+        params = {"from_ns": T0, "to_ns": 2 * T0, "service": "", "bucket_ns": 1 << 40, "outside": 0, "kind": "launch"}
+        keys = [row["kernel_key"] for row in capture.query("census", params).to_pylist()]
+        for name in ("samples_completion", "samples_launch"):
+            tables = [store.query(name, params | {"keys": keys}) for store in (capture, server)]
+            first, second = (table.sort_by([(c, "ascending") for c in table.column_names]) for table in tables)
+            assert first.num_rows > 40_000
+            assert first.equals(second)
+
+
+def test_many_keys_fit_into_one_question(database: Address) -> None:
+    loaded.load(database)
+    with ServerStore(database) as server:
+        params = {"from_ns": 0, "to_ns": 1, "service": "", "bucket_ns": 1, "keys": list(range(2**63, 2**63 + 5_003))}
+        assert server.query("samples_device", params).num_rows == 0
+
+
+def test_a_query_is_bounded_in_time_and_memory(own_database: Address) -> None:
+    loaded.load(own_database)
+    with ServerStore(replace(own_database, timeout_s=7)) as server:
+        told = [batch.to_pylist() for batch in server.stream(_ASK_BOUNDS)]
+    assert told == [[{"seconds": 7, "bytes": 16 << 30}]]
+    with ServerStore(replace(own_database, timeout_s=1)) as server, pytest.raises(StoreError, match="shorter window"):
+        list(server.stream("SELECT count() FROM system.numbers"))
+    with ServerStore(replace(own_database, user="readonly")) as server:
+        assert server.query("services").num_rows == 0
+
+
+_ASK_BOUNDS = (
+    "SELECT toInt64(getSetting('max_execution_time')) AS seconds, toInt64(getSetting('max_memory_usage')) AS bytes"
+)
+
+
+def test_a_server_that_restarts_between_two_queries(tmp_path: Path, triton: Path) -> None:
+    with StandIn(tmp_path / "data") as running:
+        address = running.address("default")
+        loaded.load(address, triton)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            down = ("127.0.0.1", free.getsockname()[1])
+        with ServerStore(replace(address, hosts=(down, *address.hosts))) as server:
+            before = server.query("services")
+            running.restart()
+            assert server.query("services").equals(before)
+            running.fault("truncate", match="SELECT\n    service")
+            assert server.query("services").equals(before)
+            running.kill()
+            with pytest.raises(StoreError, match="nothing listens on"):
+                server.query("services")
+
+
+def test_what_names_the_store(monkeypatch: pytest.MonkeyPatch, database: Address, triton: Path) -> None:
+    loaded.load(database)
+    monkeypatch.setenv("KDIFF_CLICKHOUSE_PASSWORD", database.password)
+    with closing(open_store(str(database))) as store:
+        assert store.name == str(database)
+        assert store.warnings == []
+    with pytest.raises(StoreError, match="is closed"):
+        store.query("services")
+    with closing(open_store(str(triton))) as store:
+        assert store.name == str(triton)
+    with pytest.raises(StoreError, match="write clickhouse://user@host:8123/kdiff"):
+        open_store("http://localhost:8123")
