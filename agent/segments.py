@@ -6,7 +6,6 @@ after a kill or a power cut.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 from collections import deque
@@ -17,12 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kdiff.agent.errors import AgentError
+from kdiff.queries.segments_write import layout, replacing, required, sync_directory
 from kdiff.queries.tables import TABLES
 
-_COMPRESSION_LEVEL: Final = 3
 _KEEP_AT_MOST_ROWS: Final = 5_000_000  # about 500 MB
 _MANY_ROWS: Final = ("cuda_events", "kernel_executions")
-_MEASURES: Final = ("duration_ns", "completion_ns", "queue_ns")
 
 
 class SegmentWriter:
@@ -50,22 +48,12 @@ class SegmentWriter:
         folder = self.directory / table
         if not folder.is_dir():
             folder.mkdir(exist_ok=True)
-            _sync_directory(self.directory)
-        name = f"{self._prefix}-{self._sequence:08d}.parquet"
-        beside, final = folder / f".{name}.tmp", folder / name
-        file = open(beside, "xb")  # noqa: SIM115  # when it is another's, it stays
-        try:
-            with file:
-                pq.write_table(_required(rows), file, **_layout(table))
-                file.flush()
-                os.fsync(file.fileno())
-                size = file.tell()
-            beside.rename(final)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                beside.unlink()
-            raise
-        _sync_directory(folder)
+            sync_directory(self.directory)
+        final = folder / f"{self._prefix}-{self._sequence:08d}.parquet"
+        whole = pa.Table.from_arrays(rows.columns, schema=required(rows.schema))
+        with replacing(final, exclusive=True) as file:
+            pq.write_table(whole, file, **layout(TABLES[table]))
+            size = file.tell()
         self._sequence += 1
         self.bytes_written += size
         self.segments_written += 1
@@ -134,37 +122,6 @@ class Spool:
             else:
                 self.dropped_executions += len(oldest[1])
         return dropped
-
-
-def _layout(table: str) -> dict[str, object]:
-    schema = TABLES[table]
-    # Times rise by little; of measures the upper bytes are alike.
-    encoding = {name: "BYTE_STREAM_SPLIT" for name in schema.names if name in _MEASURES}
-    if "timestamp_ns" in schema.names:
-        encoding["timestamp_ns"] = "DELTA_BINARY_PACKED"
-    return {
-        "compression": "zstd",
-        "compression_level": _COMPRESSION_LEVEL,
-        "use_dictionary": [name for name in schema.names if name not in encoding],
-        "column_encoding": encoding,
-        "write_statistics": [name for name in schema.names if name.endswith("_ns") and name not in _MEASURES],
-        "write_batch_size": 1 << 16,
-        "data_page_size": 1 << 20,
-    }
-
-
-def _required(rows: pa.Table) -> pa.Table:
-    """No column has nulls: said in the schema, it saves a third of the time of writing."""
-    fields = [pa.field(field.name, field.type, nullable=False) for field in rows.schema]
-    return pa.Table.from_arrays(rows.columns, schema=pa.schema(fields))
-
-
-def _sync_directory(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _safe(host: str) -> str:

@@ -1,0 +1,75 @@
+"""How a segment is laid out, and how one is put in its place so that a reader sees a whole one or none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+_COMPRESSION_LEVEL: Final = 3
+_MEASURES: Final = ("duration_ns", "completion_ns", "queue_ns")
+
+
+def layout(schema: pa.Schema) -> dict[str, Any]:
+    """The options of pyarrow's Parquet writer for rows of `schema`."""
+    # Times rise by little; of measures the upper bytes are alike.
+    encoding = {name: "BYTE_STREAM_SPLIT" for name in schema.names if name in _MEASURES}
+    if "timestamp_ns" in schema.names:
+        encoding["timestamp_ns"] = "DELTA_BINARY_PACKED"
+    return {
+        "compression": "zstd",
+        "compression_level": _COMPRESSION_LEVEL,
+        "use_dictionary": [name for name in schema.names if name not in encoding],
+        "column_encoding": encoding,
+        "write_statistics": [name for name in schema.names if name.endswith("_ns") and name not in _MEASURES],
+        "write_batch_size": 1 << 16,
+        "data_page_size": 1 << 20,
+    }
+
+
+def required(schema: pa.Schema) -> pa.Schema:
+    """`schema` whose columns have no nulls: said in the file, it saves a third of the time of writing."""
+    return pa.schema([field.with_nullable(False) for field in schema])
+
+
+def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    """Writes the segment `path`, in the place of one that is there, in memory bounded by a batch. Raises OSError."""
+    wanted = required(schema)
+    with replacing(path) as file, pq.ParquetWriter(file, wanted, **layout(wanted)) as writer:
+        for batch in batches:
+            writer.write_table(pa.Table.from_arrays(batch.columns, schema=wanted))
+
+
+@contextlib.contextmanager
+def replacing(path: Path, exclusive: bool = False) -> Iterator[IO[bytes]]:
+    """A file that takes the place of `path` once it is whole and on the disk; where that fails no trace is left.
+
+    `exclusive`: one that another is writing is an error: the writers of a capture have names of their own.
+    """
+    beside = path.parent / f".{path.name}.tmp"
+    file = open(beside, "xb" if exclusive else "wb")  # noqa: SIM115  # when it is another's, it stays
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        beside.rename(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(folder: Path) -> None:
+    """Brings what was renamed or removed in `folder` to the disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
