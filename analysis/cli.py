@@ -18,6 +18,9 @@ import typer
 
 from kdiff.analysis import arguments, timespec
 from kdiff.analysis.arguments import FormatName, ListFormat, MetricName, Undecided, Unpaired
+from kdiff.analysis.command_delete import delete_command
+from kdiff.analysis.options import ServiceOption, StoreOption, WindowOption
+from kdiff.analysis.terminal import INTERRUPTED, PROGRAM, TERMINATED, colour, fail, interruptible, show, warn
 from kdiff.queries.errors import KdiffError
 from kdiff.queries.printable import printable
 
@@ -28,11 +31,8 @@ if TYPE_CHECKING:
     from kdiff.analysis.window import Window
     from kdiff.queries.store import Store
 
-PROGRAM: Final = "kdiff"
 EXAMPLE: Final = "kdiff --before now-1h --after -15m"
 ISSUES: Final = "please report it with the output of the same command under KDIFF_DEBUG=1"
-_INTERRUPTED: Final = 130
-_TERMINATED: Final = 143
 
 app = typer.Typer(
     name=PROGRAM,
@@ -41,20 +41,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-StoreOption = Annotated[
-    str,
-    typer.Option(
-        "--store",
-        metavar="PATH|ADDRESS",
-        envvar="KDIFF_STORE",
-        help="Capture directory, or server as clickhouse[s]://user@host:port/db, that times are looked up in.",
-    ),
-]
-ServiceOption = Annotated[str, typer.Option("--service", metavar="NAME", help="Only this service.")]
-WindowOption = Annotated[
-    str, typer.Option("--window", metavar="LENGTH", help="Length of a window given by one instant.")
-]
 
 
 @app.callback(
@@ -114,7 +100,7 @@ def compare_command(
     if context.invoked_subcommand is not None:
         return
     if show_version:
-        _print(f"{PROGRAM} {_version()}\n", 0)
+        show(f"{PROGRAM} {_version()}\n", 0)
     missing = [name for name, value in (("--before", before), ("--after", after)) if not value]
     if missing:
         raise KdiffError(f"{' and '.join(missing)} missing: try `{EXAMPLE}`, or `{PROGRAM} --help`")
@@ -151,9 +137,9 @@ def compare_command(
         same = evidence["before"].store is evidence["after"].store
         pair_warnings = timespec.check_pair(evidence["before"].window, evidence["after"].window, now_ns, same)
         report = compare(evidence["before"], evidence["after"], options)
-    _warn([*pair_warnings, *report.warnings])
-    text = output_format(output.value).render(report, get_terminal_size().columns, _colour())
-    _print(text, report.exit_code)
+    warn([*pair_warnings, *report.warnings])
+    text = output_format(output.value).render(report, get_terminal_size().columns, colour())
+    show(text, report.exit_code)
 
 
 @app.command("kernels")
@@ -175,10 +161,13 @@ def kernels_command(
         evidence = _evidence(parsed, store, service, open_once)
         found = listing.read(evidence)
         warnings = [*evidence.store.warnings, *found.warnings]
-    _warn(warnings)
+    warn(warnings)
     if output is ListFormat.JSON:
-        _print(listing.as_json(found), 0)
-    _print(listing.as_table(found, get_terminal_size().columns), 0)
+        show(listing.as_json(found), 0)
+    show(listing.as_table(found, get_terminal_size().columns), 0)
+
+
+app.command("delete")(delete_command)
 
 
 def main() -> None:
@@ -191,14 +180,14 @@ def main() -> None:
     try:
         app(prog_name=PROGRAM)
     except KdiffError as error:
-        _fail(str(error), error.code)
+        fail(str(error), error.code)
     except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
+        sys.exit(INTERRUPTED)
     except Exception as error:
         if os.environ.get("KDIFF_DEBUG"):
             raise
         kind = type(error).__name__
-        _fail(f"unexpected {kind}: {printable(str(error).partition(chr(10))[0])[:300]}; {ISSUES}", 2)
+        fail(f"unexpected {kind}: {printable(str(error).partition(chr(10))[0])[:300]}; {ISSUES}", 2)
 
 
 Opener = Callable[[str], "Store"]
@@ -223,10 +212,8 @@ def _stores() -> Iterator[Opener]:
         return opened[key]
 
     try:
-        yield open_once
-    except KeyboardInterrupt:
-        # Typer would turn it into exit status 1, which says REGRESSED.
-        raise SystemExit(_INTERRUPTED) from None
+        with interruptible():
+            yield open_once
     finally:
         for store in opened.values():
             store.close()
@@ -241,41 +228,6 @@ def _evidence(spec: Window | Path | None, store: str, service: str, open_once: O
     return Evidence(open_once(store), spec, service)
 
 
-def _print(text: str, code: int) -> None:
-    """Write `text` and exit with `code`. A reader that has gone away changes neither."""
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The interpreter flushes once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:
-        raise KdiffError(f"cannot write the output ({error.strerror}): free space, or write elsewhere") from error
-    raise typer.Exit(code)
-
-
-def _warn(warnings: list[str]) -> None:
-    for warning in dict.fromkeys(warnings):
-        _tell(f"{PROGRAM}: warning: {printable(warning)}")
-
-
-def _fail(message: str, code: int) -> None:
-    _tell(f"{PROGRAM}: {printable(message)}")
-    sys.exit(code)
-
-
-def _tell(line: str) -> None:
-    """To stderr, if anybody reads it: the exit status must not depend on that."""
-    try:
-        print(line, file=sys.stderr, flush=True)
-    except (OSError, ValueError):
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # what is buffered must not fail again at exit
-
-
-def _colour() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
 def _version() -> str:
     try:
         return version("kdiff")
@@ -284,4 +236,4 @@ def _version() -> str:
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(_TERMINATED)
+    raise SystemExit(TERMINATED)

@@ -39,10 +39,9 @@ def required(schema: pa.Schema) -> pa.Schema:
 
 def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
     """Writes the segment `path`, in the place of one that is there, in memory bounded by a batch. Raises OSError."""
-    wanted = required(schema)
-    with replacing(path) as file, pq.ParquetWriter(file, wanted, **layout(wanted)) as writer:
+    with replacing(path) as file, pq.ParquetWriter(file, schema, **layout(schema)) as writer:
         for batch in batches:
-            writer.write_table(pa.Table.from_arrays(batch.columns, schema=wanted))
+            writer.write_table(pa.Table.from_arrays(batch.columns, schema=schema))
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from types import TracebackType
 from typing import Any, Final, Self
@@ -60,15 +61,6 @@ class ServerStore:
         with explained(self.address):
             return self._ask(sql, params or {})
 
-    def stream(self, sql: str, params: Params | None = None) -> Iterator[pa.RecordBatch]:
-        """Run any statement and yield what it answers, block by block. Raises StoreError."""
-        with (
-            explained(self.address),
-            self._open().query_arrow_stream(sql, parameters=dict(params or {}), settings=dict(self._bounds)) as blocks,
-        ):
-            for block in blocks:
-                yield from _strings(pa.Table.from_batches([block])).to_batches()
-
     def close(self) -> None:
         """Close the connection. Safe to repeat."""
         client, self._client = self._client, None
@@ -88,6 +80,18 @@ class ServerStore:
         if self._client is None:
             raise StoreError(f"the store {self.name} is closed")
         return self._client
+
+
+@contextmanager
+def open_client(address: Address) -> Iterator[Any]:
+    """A client for what changes a database whose schema is up to date; closed at the end. Raises StoreError."""
+    client = connection.connect(address)
+    try:
+        with explained(address):
+            _check_schema(client)
+        yield client
+    finally:
+        client.close()
 
 
 class explained:  # noqa: N801  # reads as a statement: with explained(address)
