@@ -19,6 +19,7 @@ import typer
 from kdiff.analysis import arguments, timespec
 from kdiff.analysis.arguments import FormatName, ListFormat, MetricName, Undecided, Unpaired
 from kdiff.analysis.command_delete import delete_command
+from kdiff.analysis.command_export import export_command
 from kdiff.analysis.options import ServiceOption, StoreOption, WindowOption
 from kdiff.analysis.terminal import INTERRUPTED, PROGRAM, TERMINATED, colour, fail, interruptible, show, warn
 from kdiff.queries.errors import KdiffError
@@ -167,6 +168,7 @@ def kernels_command(
     show(listing.as_table(found, get_terminal_size().columns), 0)
 
 
+app.command("export")(export_command)
 app.command("delete")(delete_command)
 
 

@@ -1,0 +1,128 @@
+"""A window of a store as a capture directory of its own.
+
+The rows come in slices of time that are small enough to hold in memory; a window of any length is exported in the
+same memory. The directory appears once it is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from kdiff.queries.errors import StoreError
+from kdiff.queries.printable import printable
+from kdiff.queries.segments_write import required, sync_directory, write_batches
+from kdiff.queries.store import Params, Store
+from kdiff.queries.tables import TABLES
+
+MAX_ROWS: Final = 250_000
+"""Rows of one question and of one segment: with names of kernels of 1 kB, 250 MB."""
+_SLICES: Final = 1_000
+_LARGE: Final = ("cuda_events", "kernel_executions")
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Rows of a large table in [from_ns, to_ns)."""
+
+    table: str
+    from_ns: int
+    to_ns: int
+    rows: int
+
+
+def slices(store: Store, from_ns: int, to_ns: int, service: str) -> list[Slice]:
+    """The window cut so that no piece has over MAX_ROWS rows, unless they are of one nanosecond. Raises StoreError."""
+    found: list[Slice] = []
+    width = max(1, -(-(to_ns - from_ns) // _SLICES))
+    params: Params = {"from_ns": from_ns, "to_ns": to_ns, "slice_ns": width, "service": service}
+    for row in store.query("rows_in_slices", params).to_pylist():
+        start = from_ns + row["slice"] * width
+        piece = Slice(row["source"], start, min(start + width, to_ns), row["rows"])
+        if piece.rows > MAX_ROWS and width > 1:
+            found += [s for s in slices(store, piece.from_ns, piece.to_ns, service) if s.table == piece.table]
+        elif found and found[-1].table == piece.table and found[-1].rows + piece.rows <= MAX_ROWS:
+            found[-1] = Slice(piece.table, found[-1].from_ns, piece.to_ns, found[-1].rows + piece.rows)
+        else:
+            found.append(piece)
+    return found
+
+
+def write_capture(
+    store: Store, service: str, window: tuple[int, int], pieces: list[Slice], root: Path, advance: Callable[[int], None]
+) -> dict[str, int]:
+    """Write the window as the capture `root` and return the rows of each table; `advance` is told of each row.
+
+    `pieces` are those that `slices` found. Raises StoreError; then there is nothing at `root`.
+    """
+    small = [Slice(table, *window, rows=0) for table in TABLES if table not in _LARGE]
+    counts: dict[str, int] = {}
+    with _appearing(root) as beside:
+        for number, piece in enumerate((*pieces, *small)):
+            params: Params = {"from_ns": piece.from_ns, "to_ns": piece.to_ns, "service": service}
+            rows = store.query(f"rows_{piece.table}", params)
+            if not rows.num_rows:
+                continue
+            schema = required(TABLES[piece.table])
+            folder = beside / piece.table
+            folder.mkdir(exist_ok=True)
+            batches = _in_schema(rows, schema).combine_chunks().to_batches()
+            write_batches(folder / f"export-{number:08d}.parquet", schema, batches)
+            counts[piece.table] = counts.get(piece.table, 0) + rows.num_rows
+            advance(rows.num_rows)
+        if not counts:
+            raise StoreError(f"{store.name} holds nothing of that window: choose another")
+    return counts
+
+
+def require_free(root: Path) -> None:
+    """Raises StoreError unless `root` is missing or an empty directory, in one that can be written."""
+    shown = printable(str(root))
+    try:
+        if root.is_symlink() or (root.exists() and (not root.is_dir() or any(root.iterdir()))):
+            raise StoreError(f"{shown} is there already and not an empty directory: name another with -o")
+        if not os.access(root.parent, os.W_OK | os.X_OK):
+            raise StoreError(f"no directory can be made in {printable(str(root.parent))}: name another with -o")
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{shown} cannot be used ({printable(str(error))}): name another with -o") from error
+
+
+@contextmanager
+def _appearing(root: Path) -> Iterator[Path]:
+    """A directory beside `root` that takes its place at the end; where that fails nothing is left."""
+    require_free(root)
+    try:
+        beside = Path(tempfile.mkdtemp(prefix=f".{root.name[:100]}.", suffix=".partial", dir=root.parent))
+        try:
+            yield beside
+            beside.chmod(0o755)
+            for folder in (*beside.iterdir(), beside):
+                sync_directory(folder)
+            beside.rename(root)
+            sync_directory(root.parent)
+        except BaseException:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise StoreError(
+            f"{printable(str(root))} cannot be written ({error.strerror}): free space, or name another with -o"
+        ) from error
+
+
+def _in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The columns of `schema` alone, in its order and types."""
+    columns = []
+    for column in schema:
+        values = rows.column(column.name)
+        if pa.types.is_dictionary(column.type) and not pa.types.is_dictionary(values.type):
+            values = values.dictionary_encode()
+        columns.append(values.cast(column.type))
+    return pa.Table.from_arrays(columns, schema=schema)
