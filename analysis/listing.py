@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from kdiff.analysis import output_text as text
 from kdiff.analysis.calibration import calibrate, excesses
 from kdiff.analysis.evidence import Evidence, Recording
-from kdiff.analysis.window import Window, length_text, utc, utc_short
+from kdiff.analysis.window import NS, Window, length_text, utc, utc_short
 from kdiff.queries.printable import cells, printable
 
+_DAY_NS: Final = 86_400 * NS
 _NO_EXCESS: Final[dict[str, int | None]] = {"excess_n": 0, "excess_p50_ns": None, "excess_p99_ns": None}
 
 
@@ -73,13 +74,15 @@ def as_json(found: Listing) -> str:
 def as_table(found: Listing, width: int) -> str:
     """A line a kernel, the longest running first; the columns that the width has room for."""
     loss = found.recording.loss(with_syncs=True)
+    executions = sum(r["executions"] for r in found.rows)
     noun = "kernel" if len(found.rows) == 1 else "kernels"
     lines = [
         found.store,
         f"{utc_short(found.window.from_ns)} .. {utc_short(found.window.to_ns)} ({length_text(found.window.length_ns)})",
         f"{sum(r['launches'] for r in found.rows):,} launches of {len(found.rows)} {noun}, "
         + ("loss not known" if loss is None else f"lost {found.recording.lost:,} ({100 * loss:.2g}%)")
-        + f", recorded {100 * found.recording.coverage:.0f}%",
+        + f", recorded {100 * found.recording.coverage:.0f}%"
+        + (f", {executions:,} timed on the device" if executions else ""),
     ]
     lines = [piece for whole in lines for piece in text.wrap(whole, max(width, 40), 2)]
     if not found.rows:
@@ -101,7 +104,8 @@ def as_table(found: Listing, width: int) -> str:
             for level in ("p50", "p99")
         ]
     # The last columns give way first.
-    columns += [(f"{end} seen", [utc(r[f"{end}_ns"])[11:19] for r in found.rows]) for end in ("last", "first")]
+    moment = slice(11, 19) if found.window.length_ns <= _DAY_NS else slice(0, 16)
+    columns += [(f"{end} seen", [utc(r[f"{end}_ns"])[moment] for r in found.rows]) for end in ("last", "first")]
     widths = [max(len(title), *(len(v) for v in values)) for title, values in columns]
     names = [r["kernel_name"] for r in found.rows]
     wanted = min(max(cells(printable(name)) for name in names), 30)

@@ -329,3 +329,12 @@ def test_every_option_is_in_the_guide(run: Run) -> None:
     for text in (run("--help").out, run("kernels", "--help").out):
         for option in re.findall(r"(?m)^\s+(?:-h, )?(--[a-z-]+)", text):
             assert f"`{option}" in guide, option
+
+
+def test_kernels_of_days_are_dated(run: Run, tmp_path: Path) -> None:
+    for day in (0, 3):
+        times = captures.spread(T0 + day * 24 * 60 * MINUTE, T0 + (day * 24 + 1) * 60 * MINUTE, 11)
+        captures.write(tmp_path, "kernel_executions", captures.executions("k", times, 5_000), f"{day}")
+    result = run("kernels", "--store", str(tmp_path))
+    assert "0 launches of 1 kernel, loss not known, recorded 0%, 22 timed on the device" in result.out
+    assert result.out.splitlines()[-1].split()[-2:] == ["2025-11-30T10:54", "2025-11-27T10:00"]
