@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kdiff.queries.address import Address
 from kdiff.queries.connection import connect
-from kdiff.queries.store import engine_type
+from kdiff.queries.migrations import migrate
 from kdiff.queries.tables import TABLES
 
-
-def create(client: Any) -> None:
-    """kdiff's tables in the client's database."""
-    for table, schema in TABLES.items():
-        columns = ", ".join(f"`{column.name}` {engine_type(column.type)}" for column in schema)
-        client.command(f"CREATE TABLE {table} ({columns}) ENGINE = MergeTree ORDER BY tuple()")
+KEEP_DAYS = 36_500  # recordings grow old
 
 
 def load(address: Address, *roots: Path) -> None:
     """Creates the tables and fills them with the rows of captures."""
     client = connect(address)
-    create(client)
+    migrate(client, address.database)
     for root in roots:
         for table in TABLES:
             for segment in sorted((root / table).glob("*.parquet")):

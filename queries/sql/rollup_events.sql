@@ -1,0 +1,47 @@
+-- Rows of kernel_minutes from launches; the columns that only executions fill are 0 there. Bins: a duration up to 200 ns
+-- is its own, above it bin 201 + floor(log(d / 200.5) / log(1.005)): 0.5% wide, with no edge at a whole nanosecond.
+SELECT
+    toDateTime(intDiv(timestamp_ns, 60000000000) * 60, 'UTC') AS minute,
+    kind,
+    kernel_name,
+    service,
+    host,
+    gpu_uuid,
+    pid,
+    grid_x,
+    grid_y,
+    grid_z,
+    block_x,
+    block_y,
+    block_z,
+    count() AS launches,
+    countIf(status != 0) AS failed,
+    countIf(is_captured) AS captured,
+    countIf(bitAnd(flags, 2) != 0) AS unresolved,
+    countIf(sound AND completion_ns > 0) AS completions,
+    countIf(sound AND completion_ns > 0 AND batch_launches = 1) AS isolated,
+    countIf(sound AND returned AND duration_ns > 0) AS timed,
+    sumIf(completion_ns, sound AND batch_launches = 1) AS isolated_ns,
+    sumIf(duration_ns, sound AND returned) AS launch_ns,
+    toUInt64(0) AS executions,
+    toUInt64(0) AS in_graphs,
+    toInt64(0) AS device_ns,
+    min(timestamp_ns) AS first_ns,
+    max(timestamp_ns) AS last_ns,
+    sumMapIf(map(completion_bin, toUInt64(1)), sound AND completion_ns > 0 AND batch_launches = 1) AS isolated_bins,
+    sumMapIf(map(completion_bin, toUInt64(1)), sound AND completion_ns > 0 AND batch_launches != 1) AS shared_bins,
+    sumMapIf(map(call_bin, toUInt64(1)), sound AND returned AND duration_ns > 0) AS call_bins,
+    CAST(map(), 'Map(UInt16, UInt64)') AS device_bins
+FROM
+(
+    SELECT
+        *,
+        bitAnd(flags, 1) != 0 AS is_captured,
+        bitAnd(flags, 4) = 0 AS returned,
+        status = 0 AND NOT is_captured AS sound,
+        toUInt16(if(completion_ns <= 200, greatest(completion_ns, 0), 201 + floor(log(greatest(completion_ns, 201) / 200.5) / log(1.005)))) AS completion_bin,
+        toUInt16(if(duration_ns <= 200, greatest(duration_ns, 0), 201 + floor(log(greatest(duration_ns, 201) / 200.5) / log(1.005)))) AS call_bin
+    FROM cuda_events
+    WHERE kind IN ('launch', 'graph_launch')
+)
+GROUP BY minute, kind, kernel_name, service, host, gpu_uuid, pid, grid_x, grid_y, grid_z, block_x, block_y, block_z

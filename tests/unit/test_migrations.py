@@ -1,0 +1,151 @@
+"""The schema of a server: applied once, whoever else applies it, and refused where it is another's."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import clickhouse_connect
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import captures
+from kdiff.queries import migrations
+from kdiff.queries.errors import StoreError
+from kdiff.queries.store import engine_type
+from kdiff.queries.tables import TABLES
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("engine") / "data")
+
+
+@pytest.fixture(scope="module")
+def engine(path: str) -> Iterator[Any]:
+    client = clickhouse_connect.get_client(interface="chdb", path=path)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def database(engine: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+    name = f"of `{request.node.name}` \\'"
+    yield name
+    engine.command(f"DROP DATABASE IF EXISTS {migrations._quoted(name)}")
+
+
+def columns(engine: Any, database: str, table: str) -> dict[str, str]:
+    rows = engine.query(
+        "SELECT name, type FROM system.columns WHERE database = {d:String} AND table = {t:String} ORDER BY position",
+        parameters={"d": database, "t": table},
+    ).result_rows
+    return dict(rows)
+
+
+def test_tables_have_the_columns_of_captures(engine: Any, database: str) -> None:
+    assert migrations.migrate(engine, database) == [1, 2, 3]
+    assert migrations.migrate(engine, database) == []
+    assert migrations.applied_versions(engine, database) == [1, 2, 3]
+    for table, schema in TABLES.items():
+        assert columns(engine, database, table) == {field.name: engine_type(field.type) for field in schema}
+
+
+def test_many_at_once(engine: Any, database: str, path: str) -> None:
+    done: list[object] = []
+
+    def one() -> None:
+        with clickhouse_connect.get_client(interface="chdb", path=path) as client:
+            done.append(migrations.migrate(client, database))
+
+    threads = [threading.Thread(target=one) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(done) == 4
+    assert migrations.applied_versions(engine, database) == [1, 2, 3]
+
+
+def test_one_that_was_cut_short_goes_on(engine: Any, database: str) -> None:
+    for statement in migrations.plan(database)[:7]:
+        engine.database = database if statement.in_database else None
+        engine.command(statement.sql)
+    engine.database = None
+    assert migrations.migrate(engine, database) == [1, 2, 3]
+
+
+def test_a_schema_of_another_version_is_refused(engine: Any, database: str) -> None:
+    engine.command(f"CREATE DATABASE {migrations._quoted(database)}")
+    try:
+        engine.database = database
+        with pytest.raises(StoreError, match=r"is not there, this kdiff needs 3: run `kdiff migrate`"):
+            migrations.check(engine)
+        migrations.migrate(engine, database)
+        migrations.check(engine)
+        engine.command("INSERT INTO schema_versions (version, name, checksum) VALUES (9, 'later', 'x')")
+        with pytest.raises(StoreError, match=r"of version 9, this kdiff knows 3: install a newer kdiff"):
+            migrations.check(engine)
+        engine.command("DELETE FROM schema_versions WHERE version > 2")
+        with pytest.raises(StoreError, match=r"is of version 2, this kdiff needs 3: run"):
+            migrations.check(engine)
+        engine.command("INSERT INTO schema_versions (version, name, checksum) VALUES (2, 'shipped_segments', 'x')")
+        with pytest.raises(StoreError, match=r"the migration 2 \(shipped_segments\) that the server has is not this"):
+            migrations.migrate(engine, database)
+    finally:
+        engine.database = None
+
+
+def test_how_long_rows_are_kept_can_be_set_and_changed(engine: Any, database: str) -> None:
+    def kept() -> dict[str, str]:
+        rows = engine.query(
+            "SELECT name, engine_full FROM system.tables WHERE database = {d:String}", parameters={"d": database}
+        ).result_rows
+        found = {name: re.search(r"toIntervalDay\((\d+)\)", engine) for name, engine in rows}
+        return {name: days[1] for name, days in found.items() if days}
+
+    migrations.migrate(engine, database, raw_days=3)
+    raw = {"cuda_events": "3", "kernel_executions": "3"}
+    rest = dict.fromkeys(("device_windows", "kernels", "agent_health", "shipped_segments", "kernel_minutes"), "396")
+    assert kept() == raw | rest
+    migrations.migrate(engine, database, rollup_days=30)
+    assert kept() == raw | dict.fromkeys(rest, "30")
+    with pytest.raises(StoreError, match=r"cannot be kept for 0 days"):
+        migrations.migrate(engine, database, raw_days=0)
+
+
+def test_the_statements_for_a_cluster_are_sql(engine: Any) -> None:
+    """They need a cluster to run, but the engine reads them."""
+    statements = [statement.sql for statement in migrations.plan("kdiff", "main's", raw_days=3)]
+    for sql in statements:
+        engine.query("SELECT formatQuery({sql:String})", parameters={"sql": sql})
+    local = [sql for sql in statements if "_local ON CLUSTER `main's`" in sql and sql.startswith("CREATE TABLE")]
+    over_all = [sql for sql in statements if "ENGINE = Distributed('main\\'s', 'kdiff'," in sql]
+    assert len(local) == len(over_all) == len(TABLES) + 3
+    assert all("ENGINE = Replicated" in sql and "non_replicated" not in sql for sql in local)
+    views = [sql for sql in statements if "MATERIALIZED VIEW" in sql]
+    assert all(re.search(r"FROM (cuda_events|kernel_executions)_local\n", sql) for sql in views)
+    assert len(views) == 2
+    assert not [sql for sql in migrations.plan("kdiff") if "CLUSTER" in sql.sql or "Replicated" in sql.sql]
+    changed = [sql.sql for sql in migrations.plan("kdiff", "c", applied=(1, 2, 3), raw_days=3) if "ALTER" in sql.sql]
+    assert [sql.split()[2] for sql in changed] == ["cuda_events_local", "kernel_executions_local"]
+
+
+def test_a_batch_that_is_sent_again_counts_once_in_rows_and_roll_ups(engine: Any, database: str) -> None:
+    migrations.migrate(engine, database, raw_days=36_500, rollup_days=36_500)
+    rng = np.random.default_rng(7)
+    times = np.sort(rng.integers(captures.T0, captures.T0 + 5 * captures.MINUTE, 10_007))
+    rows: pa.Table = captures.launches("gelu", times, completion_ns=rng.integers(1, 10**9, 10_007))
+    settings = {"insert_deduplication_token": "x", "deduplicate_blocks_in_dependent_materialized_views": 1}
+    try:
+        engine.database = database
+        for _ in range(3):
+            engine.insert_arrow("cuda_events", rows, settings=settings)
+        sums = "SELECT sum(launches), sum(arraySum(mapValues(isolated_bins))), uniqExact(minute) FROM kernel_minutes"
+        assert engine.query("SELECT count() FROM cuda_events").first_row == (10_007,)
+        assert engine.query(sums).first_row == (10_007, 10_007, 5)
+    finally:
+        engine.database = None
