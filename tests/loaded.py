@@ -18,7 +18,7 @@ KEEP_DAYS = 36_500  # recordings grow old
 def load(address: Address, *roots: Path) -> None:
     """Creates the tables and fills them with the rows of captures."""
     client = connect(address)
-    migrate(client, address.database)
+    migrate(client, address.database, raw_days=KEEP_DAYS, rollup_days=KEEP_DAYS)
     for root in roots:
         for table in TABLES:
             for segment in sorted((root / table).glob("*.parquet")):
