@@ -20,6 +20,7 @@ from kdiff.analysis import arguments, timespec
 from kdiff.analysis.arguments import FormatName, ListFormat, MetricName, Undecided, Unpaired
 from kdiff.analysis.command_delete import delete_command
 from kdiff.analysis.command_export import export_command
+from kdiff.analysis.command_migrate import migrate_command
 from kdiff.analysis.options import ServiceOption, StoreOption, WindowOption
 from kdiff.analysis.terminal import INTERRUPTED, PROGRAM, TERMINATED, colour, fail, interruptible, show, warn
 from kdiff.queries.errors import KdiffError
@@ -170,6 +171,7 @@ def kernels_command(
 
 app.command("export")(export_command)
 app.command("delete")(delete_command)
+app.command("migrate")(migrate_command)
 
 
 def main() -> None:

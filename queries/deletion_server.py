@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kdiff.queries.address import Address
-from kdiff.queries.deletion import ENDS, MINUTE_NS, NAMES, Selection
+from kdiff.queries.deletion import ENDS, NAMES, Selection
 from kdiff.queries.errors import StoreError
 from kdiff.queries.printable import printable
 from kdiff.queries.server import explained
 
+NS: Final = 1_000_000_000
 _POLL_S: Final = 0.2
 _ROLLUP: Final = "kernel_minutes"
 _DISTRIBUTED: Final = re.compile(r"Distributed\('([^']+)', '([^']+)', '([^']+)'")
@@ -54,7 +55,7 @@ class ServerDeletion:
                 if table not in engines or (table == NAMES and left):
                     continue
                 gone = self._count(table, f"({condition}) AND ({self._ours()})")
-                if table in ENDS:
+                if table != NAMES:
                     left += self._count(table, f"NOT ({condition}) AND ({self._ours()})")
                 if gone:
                     self.rows[table] = gone
@@ -78,8 +79,7 @@ class ServerDeletion:
             table: f"{column} <= {before}" if column == "to_ns" else f"{column} < {before}"
             for table, column in ENDS.items()
         }
-        minute = {_ROLLUP: f"toUnixTimestamp(minute) < {before // (MINUTE_NS // 60)}"}
-        return conditions | minute | {NAMES: "1"}
+        return conditions | {_ROLLUP: f"toUnixTimestamp(minute) < {before // 1_000_000_000}", NAMES: "1"}
 
     def _ours(self) -> str:
         from clickhouse_connect.driver.binding import format_str
@@ -113,7 +113,7 @@ class ServerDeletion:
                     f"{self.address} cannot delete from {target.table} ({printable(failed[0])[:200]}): mend that; it "
                     "goes on by itself, or stop it with KILL MUTATION"
                 )
-            if all(done for done, _ in new.values()):
+            if new and all(done for done, _ in new.values()):
                 return
             time.sleep(_POLL_S)
 

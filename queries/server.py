@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -13,6 +12,7 @@ import pyarrow as pa
 from kdiff.queries import connection
 from kdiff.queries.address import Address
 from kdiff.queries.errors import StoreError
+from kdiff.queries.migrations import check
 from kdiff.queries.printable import printable
 from kdiff.queries.store import Params, load_sql
 
@@ -29,7 +29,7 @@ class ServerStore:
         self._client: Any = connection.connect(address)
         try:
             with explained(address):
-                _check_schema(self._client)
+                check(self._client)
             self._bounds = _bounds(self._client, address)
         except BaseException:
             self.close()
@@ -88,7 +88,7 @@ def open_client(address: Address) -> Iterator[Any]:
     client = connection.connect(address)
     try:
         with explained(address):
-            _check_schema(client)
+            check(client)
         yield client
     finally:
         client.close()
@@ -106,14 +106,6 @@ class explained:  # noqa: N801  # reads as a statement: with explained(address)
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, StoreError):
             raise connection.explain(error, self._address) from error
-
-
-def _check_schema(client: Any) -> None:
-    try:
-        migrations = import_module("kdiff.queries.migrations")
-    except ImportError:
-        return
-    migrations.check(client)
 
 
 def _bounds(client: Any, address: Address) -> Mapping[str, object]:

@@ -57,8 +57,7 @@ def test_unknown_database(refused: Refused, standin: StandIn) -> None:
 
 
 def test_no_permission(refused: Refused, own_database: Address, standin: StandIn) -> None:
-    with connect(own_database) as client:
-        loaded.create(client)
+    loaded.load(own_database)
     said = refused(standin.url(own_database.database, user="nothing"))
     assert "the user nothing lacks a right on" in said
     assert "ask its administrator for GRANT SELECT" in said
@@ -88,8 +87,7 @@ def test_a_server_that_answers_nothing_in_time(refused: Refused, faults: StandIn
 
 
 def test_a_query_that_takes_longer_than_it_may(refused: Refused, faults: StandIn, own_database: Address) -> None:
-    with connect(own_database) as client:
-        loaded.create(client)
+    loaded.load(own_database)
     faults.fault("error", match="FROM cuda_events", code=159)
     said = refused(faults.url(own_database.database))
     assert "ask for a shorter window, or add ?timeout=SECONDS to the address" in said

@@ -172,7 +172,7 @@ def test_what_is_refused_deletes_nothing(run: Run, capture: Path, arguments: lis
 def test_it_asks_on_a_terminal(capture: Path, answer: str, code: int) -> None:
     before = rows(capture)
     ours, theirs = pty.openpty()
-    command = [KDIFF, "delete", "--store", capture, "--before", CUT, "--service", HOSTILE]
+    command = [str(KDIFF), "delete", "--store", str(capture), "--before", CUT, "--service", HOSTILE]
     process = subprocess.Popen(command, stdin=theirs, stderr=theirs, stdout=subprocess.PIPE)
     os.close(theirs)
     said = b""
@@ -268,9 +268,12 @@ def test_a_server_loses_the_same(run: Run, capture: Path, database: Address) -> 
     before = counts(database)
     result = run(database, "--before", CUT, "--service", HOSTILE, "--yes")
     assert (result.code, result.err) == (0, "")
-    assert result.out.endswith(f"of the service {HOSTILE}: rows {SAID}\n")
+    assert result.out.endswith(f"of the service {HOSTILE}: rows {SAID}, 8 of kernel_minutes\n")
     after = counts(database)
     assert {t: before[t][HOSTILE] - after[t].get(HOSTILE, 0) for t in TABLES if t in COUNTS} == COUNTS
+    with connect(database) as client:
+        rolled = client.query("SELECT service, sum(launches) FROM kernel_minutes GROUP BY service").result_rows
+    assert dict(rolled) == after["cuda_events"]
     assert all(before[table].get("svc") == after[table].get("svc") for table in TABLES)
     assert run(database, "--before", "now", "--all-services", "--yes").code == 0
     assert counts(database) == {table: {} for table in TABLES}

@@ -94,6 +94,9 @@ def options(command: Any) -> set[str]:
         ("docs/guide-agent.md", COMMANDS["kdiff-agent"].commands["record"]),
         ("docs/guide-kdiff.md", COMMANDS["kdiff"]),
         ("docs/guide-kdiff.md", COMMANDS["kdiff"].commands["kernels"]),
+        ("docs/guide-store.md", COMMANDS["kdiff"].commands["export"]),
+        ("docs/guide-store.md", COMMANDS["kdiff"].commands["delete"]),
+        ("docs/guide-store.md", COMMANDS["kdiff"].commands["migrate"]),
     ],
 )
 def test_every_option_is_documented(page: str, command: Any) -> None:
@@ -136,13 +139,15 @@ def test_every_make_target_says_what_it_does() -> None:
     assert re.findall(r"^[a-z]+:(?!.*## \w).*$", makefile, re.MULTILINE) == []
 
 
-# ---- what the agent says ----
+# ---- what is said ----
+
+SAID = {"docs/guide-agent.md": ("agent",), "docs/guide-store.md": ("queries", "analysis")}
 
 
-def messages() -> list[str]:
-    """Every string in the agent's sources; what is filled in is a NUL."""
+def messages(*folders: str) -> list[str]:
+    """Every string in the sources of some packages; what is filled in is a NUL."""
     found = []
-    for path in (ROOT / "agent").glob("*.py"):
+    for path in (path for folder in folders for path in (ROOT / folder).glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.JoinedStr):
                 parts = [part.value if isinstance(part, ast.Constant) else "\0" for part in node.values]
@@ -152,13 +157,16 @@ def messages() -> list[str]:
     return found
 
 
-def quoted_messages() -> list[str]:
-    page = (ROOT / "docs" / "guide-agent.md").read_text(encoding="utf-8")
-    table = page[page.index("| message or symptom |") :]
-    rows = re.findall(r"^\| (.+?) \| ", table, re.MULTILINE)[1:]
-    return [part for row in rows for quote in re.findall(r"`([^`]+(?:``[^`]+)*)`", row) for part in quote.split("...")]
+def quoted_messages() -> Iterator[tuple[str, str]]:
+    """(page, piece of a message) in the first column of the tables of symptoms."""
+    for page in SAID:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        table = text[text.index("| message or symptom |") :]
+        for row in re.findall(r"^\| (.+?) \| ", table, re.MULTILINE)[1:]:
+            for quote in re.findall(r"`([^`]+(?:``[^`]+)*)`", row):
+                yield from ((page, part.strip()) for part in quote.split("...") if part.strip())
 
 
-@pytest.mark.parametrize("quote", [quote.strip() for quote in quoted_messages() if quote.strip()])
-def test_quoted_messages_are_what_the_agent_says(quote: str) -> None:
-    assert any(quote in message for message in messages())
+@pytest.mark.parametrize(("page", "quote"), list(quoted_messages()))
+def test_quoted_messages_are_what_is_said(page: str, quote: str) -> None:
+    assert any(quote in message for message in messages(*SAID[page]))

@@ -18,10 +18,11 @@ import pytest
 import captures
 from captures import AFTER, BEFORE, T0
 from kdiff.analysis import cli
+from kdiff.queries import server
 from kdiff.queries.address import Address
 from kdiff.queries.errors import StoreError
 from kdiff.queries.server import ServerStore
-from kdiff.queries.store import CaptureStore, open_store
+from kdiff.queries.store import CaptureStore, Params, load_sql, open_store
 from server import StandIn
 
 TRITON = Path(__file__).parents[1] / "data" / "triton-swap"
@@ -86,11 +87,11 @@ def without_store(text: str) -> Any:
     return document
 
 
-def same(run: Run, capture: Path, server: Address, *arguments: str) -> tuple[int, Any]:
+def same(run: Run, capture: Path, there: Address, *arguments: str) -> tuple[int, Any]:
     """What both stores answer, word for word the same."""
     code, out, err = run(capture, *arguments, "--format", "json")
     assert code != 2, err
-    server_code, server_out, server_err = run(server, *arguments, "--format", "json")
+    server_code, server_out, server_err = run(there, *arguments, "--format", "json")
     assert (server_code, without_store(server_out), server_err) == (code, without_store(out), err)
     return code, json.loads(out)
 
@@ -99,11 +100,11 @@ def test_a_recording_reads_alike_for_a_user_who_only_reads(run: Run, triton: Pat
     loaded.load(own_database, triton)
     swap = ["--before", "1795820774.4..1795820795", "--after", "1795820802.6..1795820816.3"]
     for user in ("reader", "readonly"):
-        server = replace(own_database, user=user)
-        code, compared = same(run, triton, server, *swap, "--on-undecided", "pass")
+        reader = replace(own_database, user=user)
+        code, compared = same(run, triton, reader, *swap, "--on-undecided", "pass")
         assert code == 1
         assert [k["kernel"] for k in compared["kernels"] if k["verdict"] == "REGRESSED"] == ["fused_gelu"]
-        _, listed = same(run, triton, server, "kernels")
+        _, listed = same(run, triton, reader, "kernels")
         assert sum(k["launches"] for k in listed["kernels"]) == 80_002
 
 
@@ -131,11 +132,18 @@ def test_a_window_of_a_server_against_a_capture(run: Run, triton: Path, database
 
 def test_what_was_loaded_comes_back_row_by_row(triton: Path, database: Address) -> None:
     loaded.load(database, triton)
-    with ServerStore(database) as server, CaptureStore(triton) as capture:
-        params = {"from_ns": T0, "to_ns": 2 * T0, "service": "", "bucket_ns": 1 << 40, "outside": 0, "kind": "launch"}
+    with ServerStore(database) as remote, CaptureStore(triton) as capture:
+        params: Params = {
+            "from_ns": T0,
+            "to_ns": 2 * T0,
+            "service": "",
+            "bucket_ns": 1 << 40,
+            "outside": 0,
+            "kind": "launch",
+        }
         keys = [row["kernel_key"] for row in capture.query("census", params).to_pylist()]
         for name in ("samples_completion", "samples_launch"):
-            tables = [store.query(name, params | {"keys": keys}) for store in (capture, server)]
+            tables = [store.query(name, {**params, "keys": keys}) for store in (capture, remote)]
             first, second = (table.sort_by([(c, "ascending") for c in table.column_names]) for table in tables)
             assert first.num_rows > 40_000
             assert first.equals(second)
@@ -143,25 +151,31 @@ def test_what_was_loaded_comes_back_row_by_row(triton: Path, database: Address) 
 
 def test_many_keys_fit_into_one_question(database: Address) -> None:
     loaded.load(database)
-    with ServerStore(database) as server:
-        params = {"from_ns": 0, "to_ns": 1, "service": "", "bucket_ns": 1, "keys": list(range(2**63, 2**63 + 5_003))}
-        assert server.query("samples_device", params).num_rows == 0
+    with ServerStore(database) as store:
+        params: Params = {
+            "from_ns": 0,
+            "to_ns": 1,
+            "service": "",
+            "bucket_ns": 1,
+            "keys": list(range(2**63, 2**63 + 5_003)),
+        }
+        assert store.query("samples_device", params).num_rows == 0
 
 
-def test_a_query_is_bounded_in_time_and_memory(own_database: Address) -> None:
+def test_a_query_is_bounded_in_time_and_memory(own_database: Address, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded.load(own_database)
-    with ServerStore(replace(own_database, timeout_s=7)) as server:
-        told = [batch.to_pylist() for batch in server.stream(_ASK_BOUNDS)]
-    assert told == [[{"seconds": 7, "bytes": 16 << 30}]]
-    with ServerStore(replace(own_database, timeout_s=1)) as server, pytest.raises(StoreError, match="shorter window"):
-        list(server.stream("SELECT count() FROM system.numbers"))
-    with ServerStore(replace(own_database, user="readonly")) as server:
-        assert server.query("services").num_rows == 0
-
-
-_ASK_BOUNDS = (
-    "SELECT toInt64(getSetting('max_execution_time')) AS seconds, toInt64(getSetting('max_memory_usage')) AS bytes"
-)
+    statements = {
+        "bounds": "SELECT toInt64(getSetting('max_execution_time')) AS seconds, "
+        "toInt64(getSetting('max_memory_usage')) AS bytes",
+        "endless": "SELECT count() AS n FROM system.numbers",
+    }
+    monkeypatch.setattr(server, "load_sql", lambda name: statements.get(name) or load_sql(name))
+    with ServerStore(replace(own_database, timeout_s=7)) as store:
+        assert store.query("bounds").to_pylist() == [{"seconds": 7, "bytes": 16 << 30}]
+    with ServerStore(replace(own_database, timeout_s=1)) as store, pytest.raises(StoreError, match="shorter window"):
+        store.query("endless")
+    with ServerStore(replace(own_database, user="readonly")) as store:
+        assert store.query("services").num_rows == 0
 
 
 def test_a_server_that_restarts_between_two_queries(tmp_path: Path, triton: Path) -> None:
@@ -171,15 +185,15 @@ def test_a_server_that_restarts_between_two_queries(tmp_path: Path, triton: Path
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             down = ("127.0.0.1", free.getsockname()[1])
-        with ServerStore(replace(address, hosts=(down, *address.hosts))) as server:
-            before = server.query("services")
+        with ServerStore(replace(address, hosts=(down, *address.hosts))) as store:
+            before = store.query("services")
             running.restart()
-            assert server.query("services").equals(before)
+            assert store.query("services").equals(before)
             running.fault("truncate", match="SELECT\n    service")
-            assert server.query("services").equals(before)
+            assert store.query("services").equals(before)
             running.kill()
             with pytest.raises(StoreError, match="nothing listens on"):
-                server.query("services")
+                store.query("services")
 
 
 def test_what_names_the_store(monkeypatch: pytest.MonkeyPatch, database: Address, triton: Path) -> None:
