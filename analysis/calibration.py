@@ -22,7 +22,7 @@ from kdiff.analysis.columns import column
 from kdiff.analysis.evidence import Evidence
 from kdiff.analysis.interval import RatioLimits, TailEstimate, joint_quantum, mover
 from kdiff.analysis.measure import Plan
-from kdiff.analysis.quantiles import quantile
+from kdiff.analysis.quantiles import Ordered, quantile
 
 MIN_LAUNCHES: Final = 100
 """Launches with both times that a calibration needs."""
@@ -76,7 +76,7 @@ def calibrate(values: NDArray[np.int64], q: float, hosts: Sequence[str], foreign
     if values.size < MIN_LAUNCHES:
         return None
     # A launch cannot end before its kernel has run: a shift below 0 would only dilute what the bound shows.
-    ordered = np.sort(np.maximum(values, 0))
+    ordered = Ordered.of(np.maximum(values, 0))
     low, p50, high = (quantile(ordered, level) for level in (1.0 - q, 0.5, q))
     return Excess(int(values.size), low, p50, high, tuple(sorted(hosts)), foreign)
 

@@ -6,15 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-import numpy as np
-
-from kdiff.analysis import recorded
+from kdiff.analysis import quantiles, recorded
 from kdiff.analysis.calibration import Excess, read_excess
 from kdiff.analysis.evidence import GRAPHS, Counts, Evidence, Recording, holdings
 from kdiff.analysis.interval import Sample, tail_estimate
 from kdiff.analysis.measure import NO_DEVICE_TIME, MetricChoice, Plan, choose, gather, unlike
 from kdiff.analysis.pairing import pair_kernels, show
-from kdiff.analysis.quantiles import rank
 from kdiff.analysis.queueing import add_queue
 from kdiff.analysis.rare import Exposure, find_rare
 from kdiff.analysis.reasons import calibration_reason, calibration_report
@@ -322,10 +319,9 @@ def _recorded_ns(evidence: Evidence, recording: Recording) -> float:
 
 
 def _value(sample: Sample | None, quantile: float) -> int | None:
-    if sample is None or not sample.durations_ns.size:
+    if sample is None or not sample.size:
         return None
-    place = rank(sample.durations_ns.size, quantile) - 1
-    return int(np.partition(sample.durations_ns, place)[place])
+    return quantiles.quantile(quantiles.Ordered.of(sample.durations_ns, sample.counts), quantile)
 
 
 def _share(part: int, whole: int) -> float:

@@ -31,9 +31,11 @@ class Sample:
     """The durations of one kernel in one window.
 
     Attributes:
-        durations_ns: shape (n,), any order, >= 0.
-        bucket: shape (n,), the stretch of time each duration began in, in [0, buckets).
+        durations_ns: shape (m,), any order, >= 0.
+        bucket: shape (m,), the stretch of time each duration began in, in [0, buckets).
         buckets: T, the number of equal stretches that tile the window; those without a launch count too.
+        counts: shape (m,), how many launches each entry stands for, >= 1; None: each is one.
+        tick: ns by which the durations were rounded, if it is known; 0: it shows in the durations.
 
     Raises:
         ValueError: if the shapes or the types are others, a duration is negative, or a bucket is outside [0, buckets).
@@ -42,12 +44,23 @@ class Sample:
     durations_ns: NDArray[np.int64]
     bucket: NDArray[np.int32]
     buckets: int
+    counts: NDArray[np.int64] | None = None
+    tick: int = 0
+
+    @property
+    def size(self) -> int:
+        """n, the number of launches."""
+        return self.durations_ns.size if self.counts is None else int(self.counts.sum())
 
     def __post_init__(self) -> None:
         if self.durations_ns.ndim != 1 or self.durations_ns.shape != self.bucket.shape:
             raise ValueError("durations and buckets are vectors of one length")
         if self.durations_ns.dtype != np.int64 or self.bucket.dtype.kind not in "iu":
             raise ValueError("durations are int64 and buckets are integers")
+        if self.counts is not None and (
+            self.counts.shape != self.bucket.shape or self.counts.dtype.kind not in "iu" or (self.counts < 1).any()
+        ):
+            raise ValueError("counts are a vector of positive integers as long as the durations")
         if self.buckets < 1:
             raise ValueError("a window has at least one bucket")
         if self.durations_ns.size == 0:
@@ -63,7 +76,7 @@ class TailEstimate:
     """The q-quantile of one window and how well it is known.
 
     Attributes:
-        ordered: shape (n,), the durations in ns, ascending.
+        ordered: the durations in ns.
         q: the probability of the quantile.
         value: the q-quantile in ns.
         n: number of durations.
@@ -76,7 +89,7 @@ class TailEstimate:
         evidence: shape (m,), t statistic against "the quantile lies above this step", non-decreasing.
     """
 
-    ordered: NDArray[np.int64] = field(repr=False)
+    ordered: quantiles.Ordered = field(repr=False)
     q: float
     value: int
     n: int
@@ -153,14 +166,20 @@ def tail_estimate(sample: Sample, q: float) -> TailEstimate:
     Raises:
         ValueError: if the sample is empty or q is not in (0, 1).
     """
-    n = int(sample.durations_ns.size)
+    n = sample.size
     if not 0.0 < q < 1.0:
         raise ValueError(f"the quantile lies in (0, 1), not {q}")
     if n == 0:
         raise ValueError("a quantile needs at least one value")
-    ordered = np.sort(sample.durations_ns)
+    ordered = quantiles.Ordered.of(sample.durations_ns, sample.counts)
     value = quantiles.quantile(ordered, q)
-    per_bucket = np.bincount(sample.bucket, minlength=sample.buckets).astype(np.float64)
+    counts = np.ones(1) if sample.counts is None else sample.counts.astype(np.float64)
+    counts = np.broadcast_to(counts, sample.bucket.shape)
+
+    def per_bucket_of(chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
+        return np.bincount(sample.bucket[chosen], counts[chosen], sample.buckets)
+
+    per_bucket = np.bincount(sample.bucket, counts, sample.buckets)
     # Empty buckets carry no information: production gaps must not add degrees of freedom.
     busy = per_bucket > 0
     filled = int(busy.sum())
@@ -169,19 +188,19 @@ def tail_estimate(sample: Sample, q: float) -> TailEstimate:
     waves[:, busy] = cosines(filled, nu)
 
     is_above = sample.durations_ns > value
-    tail, tail_bucket = sample.durations_ns[is_above], sample.bucket[is_above]
-    equal = np.bincount(sample.bucket[sample.durations_ns == value], minlength=sample.buckets).astype(np.float64)
+    tail, tail_bucket, tail_counts = (of[is_above] for of in (sample.durations_ns, sample.bucket, counts))
+    equal = per_bucket_of(sample.durations_ns == value)
     ties = float(equal.sum())
     expected = (1.0 - q) * n
     # rank = ceil(q n) puts #{x > value} <= (1-q) n <= #{x >= value}, up to rounding.
-    share = min(1.0, max(0.0, (expected - tail.size) / ties))
-    above = np.bincount(tail_bucket, minlength=sample.buckets)
+    share = min(1.0, max(0.0, (expected - float(tail_counts.sum())) / ties))
+    above = per_bucket_of(is_above)
     serial = long_run(waves @ (above + share * equal - (1.0 - q) * per_bucket))
     variance = max(float(serial) + share * (1.0 - share) * ties, n * q * (1.0 - q))
 
     order = np.argsort(tail, kind="stable")
     total = waves @ per_bucket
-    steps, evidence = _evidence_above(value, tail[order], waves[:, tail_bucket[order]], total, n, q)
+    steps, evidence = _evidence_above(value, tail[order], tail_counts[order], waves[:, tail_bucket[order]], total, n, q)
     return TailEstimate(
         ordered=ordered,
         q=q,
@@ -191,7 +210,7 @@ def tail_estimate(sample: Sample, q: float) -> TailEstimate:
         nu=nu,
         filled=filled,
         even=n * n / float(per_bucket @ per_bucket),
-        quantum=quantiles.timer_quantum(ordered),
+        quantum=sample.tick or quantiles.timer_quantum(ordered),
         steps=steps,
         evidence=evidence,
     )
@@ -248,6 +267,7 @@ def long_run(projected: NDArray[np.float64]) -> NDArray[np.float64]:
 def _evidence_above(
     value: int,
     tail: NDArray[np.int64],
+    tail_counts: NDArray[np.float64],
     tail_cosines: NDArray[np.float64],
     total: NDArray[np.float64],
     n: int,
@@ -263,6 +283,7 @@ def _evidence_above(
     Args:
         value: the quantile, ns.
         tail: shape (k,), the durations above it, ascending.
+        tail_counts: shape (k,), how many launches each stands for.
         tail_cosines: shape (nu, k), column i for the bucket of tail[i].
         total: shape (nu,), the cosines summed over all n launches.
         n: launches.
@@ -272,8 +293,8 @@ def _evidence_above(
     steps = np.concatenate([[value], tail[first]]).astype(np.int64)
     # Launches above steps[i] are tail[cut[i]:].
     cut = np.append(first, tail.size)
-    count = (tail.size - cut).astype(np.float64)
-    running = np.cumsum(tail_cosines[:, ::-1], axis=1)
+    count = np.append(np.cumsum(tail_counts[::-1])[::-1], 0.0)[cut]
+    running = np.cumsum((tail_cosines * tail_counts)[:, ::-1], axis=1)
     running = np.concatenate([np.zeros((total.size, 1)), running], axis=1)[:, tail.size - cut]
     observed = long_run(running - total[:, None] * count / n)
     expected = (1.0 - q) * n

@@ -48,13 +48,48 @@ def rank(n: int, p: float) -> int:
     return max(1, math.ceil(Fraction(repr(float(p))) * n))
 
 
-def quantile(ordered: NDArray[np.int64], p: float) -> int:
-    """The p-quantile of `ordered`: shape (n,), ascending, ns. Raises ValueError as `rank` does."""
-    return int(ordered[rank(ordered.size, p) - 1])
+@dataclass(frozen=True, eq=False, slots=True)
+class Ordered:
+    """Values in order, each distinct one once.
+
+    Attributes:
+        values: shape (m,), ascending and distinct, ns.
+        counts: shape (m,), how often each occurs, >= 1.
+    """
+
+    values: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, values: NDArray[np.int64], counts: NDArray[np.int64] | None = None) -> Ordered:
+        """From values in any order, each as often as `counts` says (None: once); shapes (n,)."""
+        if counts is None:
+            found, often = _distinct(np.sort(values))
+            return cls(found, often)
+        order = np.argsort(values, kind="stable")
+        ascending = values[order]
+        first = np.flatnonzero(np.diff(ascending, prepend=ascending[:1] - 1) != 0)
+        if not first.size:
+            return cls(ascending, counts[order].astype(np.int64))
+        return cls(ascending[first], np.add.reduceat(counts[order], first).astype(np.int64))
+
+    @property
+    def size(self) -> int:
+        """How many values there are, n."""
+        return int(self.counts.sum())
+
+    def at(self, place: int) -> int:
+        """The `place`-th smallest, counted from 1 to n."""
+        return int(self.values[np.searchsorted(np.cumsum(self.counts), place)])
 
 
-def summary(ordered: NDArray[np.int64]) -> Quantiles | None:
-    """The shown quantiles of `ordered`: shape (n,), ascending, ns. None if it is empty."""
+def quantile(ordered: Ordered, p: float) -> int:
+    """The p-quantile in ns. Raises ValueError as `rank` does."""
+    return ordered.at(rank(ordered.size, p))
+
+
+def summary(ordered: Ordered) -> Quantiles | None:
+    """The shown quantiles in ns. None where there are no values."""
     n = ordered.size
     if n == 0:
         return None
@@ -62,17 +97,15 @@ def summary(ordered: NDArray[np.int64]) -> Quantiles | None:
     return Quantiles(quantile(ordered, 0.5), quantile(ordered, 0.9), quantile(ordered, 0.99), p999)
 
 
-def timer_quantum(ordered: NDArray[np.int64]) -> int:
-    """The tick of the clock that made `ordered` (shape (n,), ascending, ns), in ns; 1 if none shows.
+def timer_quantum(ordered: Ordered) -> int:
+    """The tick of the clock that made the values, in ns; 1 if none shows.
 
     A tick g is accepted if 99% of the values lie within 1 ns of a multiple of g: CUPTI rounds each end of
     an execution, so an H200 shows 31, 32 and 33 ns. Too large a tick would hide a regression behind the
     margin, so with fewer than 8 separate levels, where the modes of a deterministic kernel look like a
     tick, none above `DEVICE_TICK_NS` is believed.
     """
-    if ordered.size == 0:
-        return 1
-    values, counts = _distinct(ordered)
+    values, counts = ordered.values, ordered.counts
     positive = values > 0
     values, counts = values[positive], counts[positive]
     if values.size == 0:

@@ -18,7 +18,7 @@ from kdiff.analysis.measure import Plan
 from kdiff.analysis.output_text import duration
 from kdiff.analysis.overlap import Activity, KernelActivity, read_activity
 from kdiff.analysis.pairing import show
-from kdiff.analysis.quantiles import quantile
+from kdiff.analysis.quantiles import Ordered, quantile
 from kdiff.analysis.report import KernelReport, Queue
 from kdiff.analysis.share import ALPHA, Share, moved
 from kdiff.analysis.verdict import Verdict
@@ -85,7 +85,7 @@ def _queue(kernel: KernelActivity | None) -> Queue | None:
     shares = (kernel.overlap.value, kernel.stream_busy)
     if kernel.queue is None:
         return Queue(0, None, None, *shares)
-    ordered = np.sort(kernel.queue.durations_ns)
+    ordered = Ordered.of(kernel.queue.durations_ns)
     return Queue(ordered.size, quantile(ordered, 0.5), quantile(ordered, 0.99), *shares)
 
 
@@ -105,9 +105,9 @@ def _overlap(before: Share, after: Share, verdict: Verdict) -> str:
 
 def _wait(before: Sample | None, after: Sample | None) -> tuple[int, int] | None:
     """The median waits before and after, where they differ beyond noise and by what is worth a sentence."""
-    if before is None or after is None or min(before.durations_ns.size, after.durations_ns.size) < MIN_WAITS:
+    if before is None or after is None or min(before.size, after.size) < MIN_WAITS:
         return None
-    medians = [quantile(np.sort(sample.durations_ns), 0.5) for sample in (before, after)]
+    medians = [quantile(Ordered.of(sample.durations_ns), 0.5) for sample in (before, after)]
     low, high = sorted(medians)
     if high - low < LEAST_WAIT_NS or high < LEAST_FACTOR * low:
         return None

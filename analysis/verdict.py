@@ -159,7 +159,7 @@ def judge_all(
     """
     pairs: dict[K, _Pair] = {}
     for key, (before, after) in samples.items():
-        if before is not None and after is not None and before.durations_ns.size and after.durations_ns.size:
+        if before is not None and after is not None and before.size and after.size:
             pairs[key] = _pair(before, after, policy, (excesses or {}).get(key))
     p_values = {key: pair.p_regressed() for key, pair in pairs.items() if not pair.lack}
     regressed = holm(p_values, lambda key, level: pairs[key].regressed_at(level), policy.alpha_regressed)
@@ -299,9 +299,7 @@ def _undecided(pair: _Pair, family: int, policy: Policy) -> str:
 
 
 def _one_sided(before: Sample | None, after: Sample | None, policy: Policy) -> Judgement:
-    shown = [
-        None if s is None or not s.durations_ns.size else tail_estimate(s, policy.quantile) for s in (before, after)
-    ]
+    shown = [None if s is None or not s.size else tail_estimate(s, policy.quantile) for s in (before, after)]
     b, a = shown
     if b is None and a is None:
         verdict, reason = Verdict.NOT_ENOUGH_DATA, "The kernel ran in neither window."

@@ -241,3 +241,20 @@ def test_limits_of_a_tied_quantile_are_wrong_no_more_often_than_said() -> None:
         low, high = tail_estimate(sample(values), 0.99).limits(0.05)
         wrong += (low > 2080, high < 2080)
     assert (wrong <= 25).all()  # 5% of 300 is 15; 25 has probability 0.5%.
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 400), st.integers(0, 6), st.integers(1, 40)), min_size=1, max_size=60),
+    st.sampled_from([0.5, 0.9, 0.99]),
+)
+def test_counted_durations_are_as_good_as_each_written_out(entries: list[tuple[int, int, int]], q: float) -> None:
+    values, bucket, counts = (np.array(column) for column in zip(*entries, strict=True))
+    counted = tail_estimate(Sample(values.astype(np.int64), bucket.astype(np.int32), 7, counts.astype(np.int64)), q)
+    expanded = Sample(np.repeat(values, counts).astype(np.int64), np.repeat(bucket, counts).astype(np.int32), 7)
+    written = tail_estimate(expanded, q)
+    for name in ("value", "n", "nu", "filled", "quantum"):
+        assert getattr(counted, name) == getattr(written, name), name
+    assert counted.variance == pytest.approx(written.variance, rel=1e-9)
+    assert counted.even == pytest.approx(written.even, rel=1e-12)
+    assert (counted.steps == written.steps).all()
+    assert counted.evidence == pytest.approx(written.evidence, rel=1e-6, abs=1e-9)
