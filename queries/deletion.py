@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +35,9 @@ ENDS: Final = {
 }
 """The column that tells whether a row is older: a stretch of time is once it has ended."""
 NAMES: Final = "kernels"
+_NOTES: Final = ".shipped"
+_OWN_NAME: Final = re.compile(r".+-[0-9a-f]{8}-\d+-\d{8,}\.parquet")  # a recording's, that no other segment has
+_PATIENCE_S: Final = 10.0
 _BATCH_ROWS: Final = 1 << 16
 
 
@@ -76,6 +81,7 @@ class CaptureDeletion:
     rows: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     _segments: list[tuple[str, Path]] = field(default_factory=list)
+    _mixed: list[Path] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Count the rows. Raises StoreError."""
@@ -85,14 +91,12 @@ class CaptureDeletion:
         for table, column in ENDS.items():
             for segment in snapshot.files.get(table, []):
                 with _told(segment.path):
-                    gone, kept = self._count(segment.path, column)
-                left = left or bool(kept)
-                self._take(table, segment.path, gone)
+                    left = self._plan(table, segment.path, column) or left
         if left:
             return
         for segment in snapshot.files.get(NAMES, []):
             with _told(segment.path):
-                self._take(NAMES, segment.path, self._count(segment.path, None)[0])
+                self._plan(NAMES, segment.path, None)
 
     @property
     def steps(self) -> int:
@@ -102,31 +106,32 @@ class CaptureDeletion:
     def run(self, advance: Callable[[int], None]) -> None:
         """Delete. Each segment is replaced or removed at once: a kill leaves the old one or the new one."""
         with _held(self.root):
+            self._require_rewritable()
             for table, path in self._segments:
                 with _told(path), contextlib.suppress(FileNotFoundError):
                     self._shrink(path, ENDS.get(table))
                 advance(1)
 
-    def _take(self, table: str, path: Path, gone: int) -> None:
-        if gone:
-            self.rows[table] = self.rows.get(table, 0) + gone
-            self._segments.append((table, path))
-
-    def _count(self, path: Path, column: str | None) -> tuple[int, int]:
-        """(rows to delete, rows of the same service that stay) of one segment."""
+    def _plan(self, table: str, path: Path, column: str | None) -> bool:
+        """Note a segment that loses rows; whether rows of the same service stay in it."""
         gone = kept = 0
         with pq.ParquetFile(path) as file:
-            wanted = [name for name in ("service", column) if name in file.schema_arrow.names]
-            for batch in file.iter_batches(_BATCH_ROWS, columns=wanted):
+            for batch in file.iter_batches(_BATCH_ROWS, columns=self._needed(file, column)):
                 ours, old = self._ours(batch), self._old(batch, column)
                 gone += int((ours & old).sum())
                 kept += int((ours & ~old).sum())
-        return gone, kept
+            rows = file.metadata.num_rows
+        if gone:
+            self.rows[table] = self.rows.get(table, 0) + gone
+            self._segments.append((table, path))
+            if gone < rows:
+                self._mixed.append(path)
+        return bool(kept)
 
     def _shrink(self, path: Path, column: str | None) -> None:
-        with pq.ParquetFile(path) as file:
+        with _alone(path), pq.ParquetFile(path) as file:
             kept = 0
-            for batch in file.iter_batches(_BATCH_ROWS, columns=[n for n in ("service", column) if n is not None]):
+            for batch in file.iter_batches(_BATCH_ROWS, columns=self._needed(file, column)):
                 kept += int((~(self._ours(batch) & self._old(batch, column))).sum())
             if kept:
                 write_batches(path, file.schema_arrow, self._kept(file, column))
@@ -134,9 +139,25 @@ class CaptureDeletion:
                 path.unlink()
                 sync_directory(path.parent)
 
+    def _require_rewritable(self) -> None:
+        """What a server may have in part is known to it by the place of the rows: those must not move."""
+        marks = _shipped(self.root) if self._mixed else {}
+        for path in self._mixed:
+            mark = marks.get(f"{path.parent.name}/{path.name}")
+            if mark == "?" or (mark == "+" and not _OWN_NAME.fullmatch(path.name)):
+                raise StoreError(
+                    f"{printable(str(path))} holds rows to keep and is known to a server: ship the capture to its end "
+                    "with `kdiff-agent ship DIR`, remove the segment there, or delete whole segments only"
+                )
+
     def _kept(self, file: pq.ParquetFile, column: str | None) -> Iterator[pa.RecordBatch]:
         for batch in file.iter_batches(_BATCH_ROWS):
             yield batch.filter(pa.array(~(self._ours(batch) & self._old(batch, column))))
+
+    def _needed(self, file: pq.ParquetFile, column: str | None) -> list[str]:
+        """The columns that tell which rows go; of names any one, so that they are counted."""
+        there = file.schema_arrow.names
+        return [name for name in ("service", column) if name is not None and name in there] or there[:1]
 
     def _ours(self, batch: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         if self.selection.service is None:
@@ -151,6 +172,40 @@ class CaptureDeletion:
             return np.ones(len(batch), np.bool_)
         times = np.asarray(batch.column(column).to_numpy(zero_copy_only=False))
         return times <= self.selection.before_ns if column == "to_ns" else times < self.selection.before_ns
+
+
+def _shipped(root: Path) -> dict[str, str]:
+    """The notes that shipping keeps: table/segment -> "?" begun, "+" the server has all of it."""
+    try:
+        lines = (root / _NOTES).read_text(encoding="utf-8", errors="surrogateescape").split("\n")[:-1]
+    except OSError:
+        return {}
+    marks: dict[str, str] = {}
+    for line in lines:
+        if marks.get(line[1:]) != "+":
+            marks[line[1:]] = line[:1]
+    return marks
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Not while the segment is being shipped: that holds a shared lock of the file."""
+    with open(path, "rb") as held:
+        until = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > until:
+                    raise StoreError(
+                        f"{printable(str(path))} is being shipped: wait until it is, and delete again"
+                    ) from error
+                time.sleep(0.05)
+            except OSError:  # a file system without locks
+                break
+            else:
+                break
+        yield
 
 
 @contextlib.contextmanager

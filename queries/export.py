@@ -7,8 +7,10 @@ same memory. The directory appears once it is whole.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,6 +67,8 @@ def write_capture(
     """
     small = [Slice(table, *window, rows=0) for table in TABLES if table not in _LARGE]
     counts: dict[str, int] = {}
+    # As a recording names segments: shipping relies on it that no other is called the same.
+    prefix = f"export-{secrets.token_hex(4)}-{time.time_ns()}"
     with _appearing(root) as beside:
         for number, piece in enumerate((*pieces, *small)):
             params: Params = {"from_ns": piece.from_ns, "to_ns": piece.to_ns, "service": service}
@@ -75,7 +79,7 @@ def write_capture(
             folder = beside / piece.table
             folder.mkdir(exist_ok=True)
             batches = _in_schema(rows, schema).combine_chunks().to_batches()
-            write_batches(folder / f"export-{number:08d}.parquet", schema, batches)
+            write_batches(folder / f"{prefix}-{number:08d}.parquet", schema, batches)
             counts[piece.table] = counts.get(piece.table, 0) + rows.num_rows
             advance(rows.num_rows)
         if not counts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import shutil
@@ -21,6 +22,7 @@ import pytest
 import captures
 from captures import MINUTE, SECOND, T0
 from kdiff.analysis import cli
+from kdiff.queries import deletion
 from kdiff.queries.address import Address
 from kdiff.queries.connection import connect
 from kdiff.queries.tables import TABLES
@@ -147,6 +149,29 @@ def test_a_torn_segment_is_named_and_stays(run: Run, capture: Path) -> None:
     assert "warning: skipped" in result.err
     assert "torn.parquet" in result.err
     assert torn.read_bytes() == b"PAR1 torn"
+
+
+@pytest.mark.parametrize(("notes", "refused"), [("?", True), ("+", True), ("?+", True), ("", False)])
+def test_rows_that_a_server_may_have_do_not_move(run: Run, capture: Path, notes: str, refused: bool) -> None:
+    (capture / ".shipped").write_text("".join(f"{mark}cuda_events/across.parquet\n" for mark in notes))
+    before = rows(capture)
+    result = run(capture, "--before", CUT, "--service", HOSTILE, "--yes")
+    assert (result.code == 2) == refused == (rows(capture) == before)
+    assert ("is known to a server: ship the capture to its end" in result.err) == refused
+    own = "host-0123abcd-1764237600000000000-00000001.parquet"
+    (capture / "cuda_events" / "across.parquet").rename(capture / "cuda_events" / own)
+    (capture / ".shipped").write_text(f"?cuda_events/{own}\n+cuda_events/{own}\n")
+    assert run(capture, "--before", CUT, "--service", HOSTILE, "--yes").code == 0
+
+
+def test_a_segment_that_is_being_shipped_stays(run: Run, capture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deletion, "_PATIENCE_S", 0.1)
+    with open(capture / "cuda_events" / "across.parquet", "rb") as shipping:
+        fcntl.flock(shipping, fcntl.LOCK_SH)
+        result = run(capture, "--before", CUT, "--service", HOSTILE, "--yes")
+        assert result.code == 2
+        assert "across.parquet is being shipped: wait until it is, and delete again" in result.err
+    assert run(capture, "--before", CUT, "--service", HOSTILE, "--yes").code == 0
 
 
 @pytest.mark.parametrize(
