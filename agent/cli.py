@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import sys
 from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
+from kdiff.agent.command_ship import ship_command
+from kdiff.agent.terminal import RecordingProgress, tell
 from kdiff.probes.program import Layers, Tracing
 from kdiff.queries.errors import KdiffError
-
-if TYPE_CHECKING:
-    from kdiff.agent.device import DeviceSummary
-    from kdiff.agent.recording import Summary
 
 DEFAULT_DIRECTORY: Final = Path("kdiff-capture")
 _STATE: Final = Path("/var/lib/kdiff/drivers.json")
@@ -110,51 +107,15 @@ def record(
         layer, launch_returns=not no_return, any_returns=any_returns, device_pages=4096 if device.listen else 1
     )
     options = Options(output, tuple(command or ()), frozenset(pid or ()), duration, service, tracing, state, device)
-    progress = _Progress()
+    progress = RecordingProgress()
     summary = Recorder(options, progress.show, progress.announce).run()
     progress.end(summary, output)
     raise typer.Exit(summary.status)
 
 
-class _Progress:
-    """One line on a terminal while it records, and a summary at the end, on stderr."""
-
-    def __init__(self) -> None:
-        self._live = sys.stderr is not None and sys.stderr.isatty()
-
-    def show(self, summary: Summary) -> None:
-        if self._live:
-            line = f"recording {summary.elapsed_s:4.0f} s · {_figures(summary)}"
-            _tell(f"\r\x1b[K{line[: os.get_terminal_size(2).columns - 1]}", end="")
-
-    def announce(self, line: str) -> None:
-        self._clear()
-        _tell(f"kdiff-agent: {line}")
-
-    def end(self, summary: Summary, directory: Path) -> None:
-        self._clear()
-        _tell(f"recorded {summary.elapsed_s:.1f} s · {_figures(summary)}")
-        if summary.device.heard:
-            _tell(_device_figures(summary.device))
-        if summary.unresolved_launches:
-            share = summary.unresolved_launches / summary.launches
-            _tell(f"unresolved: {summary.unresolved_launches:,} launches ({share:.2%})")
-        _tell(f"wrote {directory} ({summary.bytes_written:,} bytes, {summary.segments} segments)")
-        if not summary.events:
-            _tell("no CUDA call was seen: does the program use CUDA, and did it while this recorded?")
-
-    def _clear(self) -> None:
-        if self._live:
-            _tell("\r\x1b[K", end="")
-
-
-def _figures(summary: Summary) -> str:
-    share = summary.cpu_s / summary.elapsed_s if summary.elapsed_s else 0.0
-    lost = summary.lost.total + summary.dropped
-    return (
-        f"{summary.events:,} events · {summary.kernels} kernel{'s' * (summary.kernels != 1)} · {lost:,} lost · "
-        f"agent CPU {summary.cpu_s:.2f} s ({share:.1%})"
-    )
+app.command("ship", epilog="Example: kdiff-agent ship before --store clickhouse://writer@ch.example:8123/kdiff")(
+    ship_command
+)
 
 
 @app.command(epilog="Example: kdiff-agent doctor --pid 4242")
@@ -192,13 +153,6 @@ def device_library(
     print(provide_library(output))
 
 
-def _device_figures(device: DeviceSummary) -> str:
-    return (
-        f"device time: {device.executions:,} executions in {device.windows:,} windows · {device.skipped:,} skipped · "
-        f"{device.lost:,} lost"
-    )
-
-
 def main() -> None:
     """Runs the command: an error is one sentence on stderr and exit code 2, unless KDIFF_DEBUG=1."""
     try:
@@ -214,11 +168,5 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    _tell(f"kdiff-agent: {message}")
+    tell(f"kdiff-agent: {message}")
     sys.exit(code)
-
-
-def _tell(line: str, end: str = "\n") -> None:
-    """To stderr, if anybody reads it: a recording does not end because nobody does."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        print(line, end=end, file=sys.stderr, flush=True)

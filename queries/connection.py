@@ -47,6 +47,7 @@ def connect(
             raise StoreError(f"a part of clickhouse-connect is missing ({error}): pip install kdiff again") from error
         except Exception as error:
             failure = explain(error, address, (host, port))
+            failure.__cause__ = error  # whether it may pass, a shipper asks of that
             if not is_passing(error):
                 raise failure from error
     if failure is not None and len(address.hosts) > 1:

@@ -1,0 +1,164 @@
+"""Segments as insert blocks: what is sent at once, and the token by which the server knows it again.
+
+A segment that fits a block is sent as the file it is: Parquet is compressed, holds its columns' names, and one that is
+cut off cannot be read, so that no server takes half of it for the whole. A larger one is cut every BLOCK_ROWS rows.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Final, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kdiff.agent.segment_files import SegmentFile
+from kdiff.queries.segments_read import UnreadableError, read_footer
+from kdiff.queries.segments_write import layout
+from kdiff.queries.tables import TABLES
+
+# A part of what a block of a cut segment is called: with another one, half-shipped segments would be sent twice.
+BLOCK_ROWS: Final = 500_000
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows [begin, end) of a segment. `name` is what shipped_segments lists."""
+
+    name: str
+    begin: int
+    end: int
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+        return self.end - self.begin
+
+
+class OpenSegment:
+    """A readable segment, held against shedding while it is open. Use as a context manager."""
+
+    def __init__(self, file: SegmentFile, block_rows: int = BLOCK_ROWS) -> None:
+        """Raises UnreadableError: no segment of its table, torn, or gone ('')."""
+        read_footer(file.path, file.table, TABLES[file.table])
+        self.file = file
+        try:
+            self._stream = open(file.path, "rb")  # noqa: SIM115
+        except FileNotFoundError as error:
+            raise UnreadableError from error
+        except OSError as error:
+            raise UnreadableError(error.strerror or "cannot be read") from error
+        try:
+            # One that is being shed is as good as gone.
+            gone = not _lock(self._stream, fcntl.LOCK_SH) or os.fstat(self._stream.fileno()).st_nlink == 0
+            self._parquet = pq.ParquetFile(self._stream, pre_buffer=False, buffer_size=1 << 20)
+            rows = self._parquet.metadata.num_rows
+            present = set(self._parquet.schema_arrow.names)
+            self.columns = [name for name in TABLES[file.table].names if name in present]
+            self.blocks = _cut(_identity(file, self._stream), rows, block_rows)
+        except (pa.ArrowException, OSError) as error:
+            self._stream.close()
+            raise UnreadableError("torn or not a Parquet file") from error
+        if gone:
+            self._stream.close()
+            raise UnreadableError
+
+    def bodies(self) -> Iterator[tuple[Block, IO[bytes]]]:
+        """Each block with its rows as Parquet, in order; memory is bounded by one. Raises UnreadableError."""
+        if len(self.blocks) == 1:
+            self._stream.seek(0)
+            yield self.blocks[0], self._stream
+            return
+        rows = _Rows(self._parquet, self.columns)
+        for block in self.blocks:
+            try:
+                taken = rows.take(block.rows)
+            except (pa.ArrowException, OSError) as error:
+                raise UnreadableError("damaged") from error
+            body = io.BytesIO()
+            pq.write_table(taken, body, **layout(taken.schema))
+            body.seek(0)
+            yield block, body
+
+    def damaged(self) -> bool:
+        """Whether rows cannot be read, although the footer can: what a server says about it may be anything."""
+        try:
+            for _ in self._parquet.iter_batches(1 << 16):
+                pass
+        except (pa.ArrowException, OSError):
+            return True
+        return False
+
+    def close(self) -> None:
+        """Lets go of it."""
+        self._stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+
+class _Rows:
+    """A Parquet file's rows, taken in pieces of any length: where a reader cuts them is its own affair."""
+
+    def __init__(self, file: pq.ParquetFile, columns: list[str]) -> None:
+        self._batches: Iterator[Any] = file.iter_batches(1 << 16, columns=columns)
+        self._rest: pa.Table | None = None
+
+    def take(self, rows: int) -> pa.Table:
+        parts, have = ([self._rest], len(self._rest)) if self._rest is not None else ([], 0)
+        while have < rows:
+            batch = next(self._batches, None)
+            if batch is None:
+                raise pa.ArrowInvalid("fewer rows than the footer says")
+            parts.append(pa.Table.from_batches([batch]))
+            have += len(batch)
+        whole = pa.concat_tables(parts, promote_options="none")
+        self._rest = whole.slice(rows)
+        return whole.slice(0, rows)
+
+
+def hold_for_shedding(path: Path) -> IO[bytes] | None:
+    """The file, held alone, unless it is being shipped or gone. It is let go of when closed."""
+    try:
+        stream = open(path, "rb")  # noqa: SIM115
+    except OSError:
+        return None
+    if _lock(stream, fcntl.LOCK_EX):
+        return stream
+    stream.close()
+    return None
+
+
+def _lock(stream: IO[bytes], kind: int) -> bool:
+    try:
+        fcntl.flock(stream, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        pass
+    return True
+
+
+def _identity(file: SegmentFile, stream: io.BufferedReader) -> str:
+    """What no other segment of the table is called: its name, and where others may have the same, its content."""
+    if file.own:
+        return file.name
+    stream.seek(0)
+    return f"{file.name}@{hashlib.file_digest(stream, 'sha256').hexdigest()[:32]}"
+
+
+def _cut(identity: str, rows: int, size: int) -> list[Block]:
+    if rows <= size:
+        return [Block(identity, 0, rows)]
+    bounds = [(begin, min(begin + size, rows)) for begin in range(0, rows, size)]
+    return [Block(f"{identity}#{begin}-{end}", begin, end) for begin, end in bounds]
