@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any, Final, Self
 from urllib.request import Request, urlopen
 
+import loaded
 import pytest
 
 from kdiff.queries.address import Address
 from kdiff.queries.connection import connect
 
 _PROGRAM: Final = Path(__file__).parent / "standins" / "clickhouse_server.py"
+TRITON: Final = Path(__file__).parent / "data" / "triton-swap"
 PASSWORD: Final = "pa55'word"
 ROLES: Final = ("reader", "readonly", "writer", "nothing")
 """Users of the stand-in beside `default`, each with PASSWORD and the rights of its name."""
@@ -164,6 +166,14 @@ def server_address(request: pytest.FixtureRequest) -> Address:
 def database(server_address: Address) -> Iterator[Address]:
     """The address of an empty database, dropped in the end."""
     with _empty(server_address) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def triton(server_address: Address) -> Iterator[Address]:
+    """A database with the recording of a Triton kernel swap, before and after, to be read only."""
+    with _empty(server_address) as address:
+        loaded.load(address, *(TRITON / side for side in ("before", "after")))
         yield address
 
 

@@ -192,7 +192,6 @@ def test_the_password_shows_nowhere(standin: StandIn, tmp_path: Path) -> None:
     file.write_text(PASSWORD)
     kdiff = Path(__file__).parents[2] / ".venv" / "bin" / "kdiff"
     for url in (
-        standin.url("nonexistent"),
         f"clickhouses://127.0.0.1:{standin.port}",
         standin.url("default", user="nothing"),
         f"{standin.url()}?password=x",

@@ -29,9 +29,9 @@ from kdiff.queries import export
 from kdiff.queries.address import Address
 from kdiff.queries.store import CaptureStore
 from kdiff.queries.tables import TABLES
+from server import TRITON
 
 KDIFF = Path(sys.executable).parent / "kdiff"
-TRITON = Path(__file__).parents[1] / "data" / "triton-swap"
 SWAP = ["--before", "1795820774.4..1795820795", "--after", "1795820802.6..1795820816.3"]
 
 pytestmark = pytest.mark.usefixtures("engine")
@@ -60,18 +60,13 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return call
 
 
-@pytest.fixture
-def triton(database: Address) -> Address:
-    loaded.load(database, TRITON / "before", TRITON / "after")
-    return database
-
-
 def rows(table: str, *roots: Path) -> pa.Table:
     """All rows of a table, in one order."""
     parts = [loaded.whole(table, pq.read_table(path)) for root in roots for path in (root / table).glob("*.parquet")]
     plain = pa.schema([(c.name, pa.string() if pa.types.is_dictionary(c.type) else c.type) for c in TABLES[table]])
     found = pa.concat_tables([TABLES[table].empty_table().cast(plain), *(part.cast(plain) for part in parts)])
-    return found.sort_by([(name, "ascending") for name in plain.names]).combine_chunks()
+    order = [name for name in plain.names if name.endswith("_ns") or name in ("kernel_id", "pid", "tid")]
+    return found.sort_by([(name, "ascending") for name in order]).combine_chunks()
 
 
 def test_an_export_says_what_the_server_says(
