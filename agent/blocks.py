@@ -43,7 +43,7 @@ class Block:
 
 
 class OpenSegment:
-    """A readable segment, held against shedding while it is open. Use as a context manager."""
+    """A readable segment, which stays readable when it is removed. Use as a context manager."""
 
     def __init__(self, file: SegmentFile, block_rows: int = BLOCK_ROWS) -> None:
         """Raises UnreadableError: no segment of its table, torn, or gone ('')."""
@@ -56,8 +56,6 @@ class OpenSegment:
         except OSError as error:
             raise UnreadableError(error.strerror or "cannot be read") from error
         try:
-            # One that is being shed is as good as gone.
-            gone = not _lock(self._stream, fcntl.LOCK_SH) or os.fstat(self._stream.fileno()).st_nlink == 0
             self._parquet = pq.ParquetFile(self._stream, pre_buffer=False, buffer_size=1 << 20)
             rows = self._parquet.metadata.num_rows
             present = set(self._parquet.schema_arrow.names)
@@ -66,9 +64,10 @@ class OpenSegment:
         except (pa.ArrowException, OSError) as error:
             self._stream.close()
             raise UnreadableError("torn or not a Parquet file") from error
-        if gone:
-            self._stream.close()
-            raise UnreadableError
+
+    def hold(self) -> bool:
+        """Keeps the disk policy from giving it up until it is closed; whether it has not been given up before."""
+        return _lock(self._stream, fcntl.LOCK_SH) and os.fstat(self._stream.fileno()).st_nlink > 0
 
     def bodies(self) -> Iterator[tuple[Block, IO[bytes]]]:
         """Each block with its rows as Parquet, in order; memory is bounded by one. Raises UnreadableError."""

@@ -12,13 +12,14 @@ from typing import Annotated, Final
 
 import typer
 
+from kdiff.agent.command_run import run_command
 from kdiff.agent.command_ship import ship_command
+from kdiff.agent.options import STATE, LayerOption, NoReturnOption, StateOption, tracing_of
 from kdiff.agent.terminal import RecordingProgress, tell
-from kdiff.probes.program import Layers, Tracing
+from kdiff.probes.program import Layers
 from kdiff.queries.errors import KdiffError
 
 DEFAULT_DIRECTORY: Final = Path("kdiff-capture")
-_STATE: Final = Path("/var/lib/kdiff/drivers.json")
 
 
 class DoctorFormat(StrEnum):
@@ -70,10 +71,8 @@ def record(
         list[int] | None, typer.Option("--pid", min=1, help="Record this running process and its descendants.")
     ] = None,
     service: Annotated[str, typer.Option(help="What to call it in the store; the program's name unless given.")] = "",
-    layer: Annotated[Layers, typer.Option(help="Which calls to probe; driver costs two traps a launch.")] = Layers.BOTH,
-    no_return: Annotated[
-        bool, typer.Option("--no-return", help="One trap less a launch: no call duration and no status.")
-    ] = False,
+    layer: LayerOption = Layers.BOTH,
+    no_return: NoReturnOption = False,
     device_time: Annotated[
         str,
         typer.Option(
@@ -81,15 +80,12 @@ def record(
             help="Time kernels on the device in windows of the command (1s/10s, say); off: of no process.",
         ),
     ] = "",
-    state: Annotated[
-        Path, typer.Option(help="Where this host keeps what it has confirmed of its CUDA drivers.")
-    ] = _STATE,
+    state: StateOption = STATE,
 ) -> None:
     """Record launches and syncs of a command, of running processes, or of every process of the host."""
     from kdiff.agent.device_option import DeviceOption
     from kdiff.agent.recorder import Recorder
     from kdiff.agent.recording import Options
-    from kdiff.agent.targets import returns_may_kill
 
     if command and pid:
         raise typer.BadParameter("give --pid or a command, not both")
@@ -102,10 +98,7 @@ def record(
             f"--device-time {device_time} sets a command's windows; those of a process that runs are set by "
             "KDIFF_DEVICE_TIME in its own environment: give on, or nothing"
         )
-    any_returns = not (no_return and returns_may_kill())
-    tracing = Tracing(
-        layer, launch_returns=not no_return, any_returns=any_returns, device_pages=4096 if device.listen else 1
-    )
+    tracing = tracing_of(layer, no_return, device.listen)
     options = Options(output, tuple(command or ()), frozenset(pid or ()), duration, service, tracing, state, device)
     progress = RecordingProgress()
     summary = Recorder(options, progress.show, progress.announce).run()
@@ -116,6 +109,9 @@ def record(
 app.command("ship", epilog="Example: kdiff-agent ship before --store clickhouse://writer@ch.example:8123/kdiff")(
     ship_command
 )
+
+
+app.command("run", epilog="Example: kdiff-agent run --store clickhouse://writer@ch.example:8123/kdiff")(run_command)
 
 
 @app.command(epilog="Example: kdiff-agent doctor --pid 4242")
@@ -129,7 +125,7 @@ def doctor(
     ] = DEFAULT_DIRECTORY,
     pid: Annotated[list[int] | None, typer.Option("--pid", min=1, help="Look at this running process too.")] = None,
     form: Annotated[DoctorFormat, typer.Option("--format", help="How to print it.")] = DoctorFormat.TEXT,
-    state: Annotated[Path, typer.Option(help="What `record --state` would be given.")] = _STATE,
+    state: Annotated[Path, typer.Option(help="What `record --state` would be given.")] = STATE,
 ) -> None:
     """Say whether recording would work here, and device time, and why not. Nothing on the host is changed."""
     from kdiff.agent.doctor import Question, examine, render

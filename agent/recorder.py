@@ -359,6 +359,8 @@ class Recorder:
 
     def _show(self) -> None:
         self.summary.events = self._rows_made + self._ready_count + self._raw_count
+        self.summary.drain_lag_ns = self._stretch.drain_lag_ns
+        self.summary.attached_probes = self._program.attached
         self.summary.elapsed_s = time.monotonic() - self._began
         self.summary.cpu_s = time.process_time() - self._cpu_began
         self.summary.bytes_written = self._spool.writer.bytes_written

@@ -48,6 +48,8 @@ class Summary:
     lost: Losses = field(default_factory=Losses)
     dropped: int = 0
     device: DeviceSummary = field(default_factory=DeviceSummary)
+    drain_lag_ns: int = 0  # the longest time between two reads of the ring since the last flush
+    attached_probes: int = 0
     elapsed_s: float = 0.0
     cpu_s: float = 0.0
     bytes_written: int = 0

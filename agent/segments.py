@@ -43,13 +43,16 @@ class SegmentWriter:
                 f"{directory} cannot be written ({error.strerror}): name another directory with -o"
             ) from error
 
+    def next_path(self, table: str, ahead: int = 0) -> Path:
+        """Where the next segment will be, or the one that many after it, if it is one of `table`."""
+        return self.directory / table / f"{self._prefix}-{self._sequence + ahead:08d}.parquet"
+
     def write(self, table: str, rows: pa.Table) -> Path:
         """Writes one segment and returns its path. Raises OSError, leaving no trace, when the disk refuses."""
-        folder = self.directory / table
-        if not folder.is_dir():
-            folder.mkdir(exist_ok=True)
+        final = self.next_path(table)
+        if not final.parent.is_dir():
+            final.parent.mkdir(exist_ok=True)
             sync_directory(self.directory)
-        final = folder / f"{self._prefix}-{self._sequence:08d}.parquet"
         whole = pa.Table.from_arrays(rows.columns, schema=required(rows.schema))
         with replacing(final, exclusive=True) as file:
             pq.write_table(whole, file, **layout(TABLES[table]))

@@ -140,7 +140,7 @@ class Shipper:
                     if missing == []:
                         self.tally.known += 1
                         self._done(one)
-                    elif missing:
+                    elif missing and one.hold():
                         self._hooks.begun(one.file)
                         if self._send(one, set(missing), asked):
                             sent.append((one, missing))

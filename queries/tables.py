@@ -91,7 +91,7 @@ DEVICE_WINDOWS: Final = pa.schema(
         ("lost", pa.uint64()),  # handed over, but the agent's ring was full
         ("clock_error_ns", pa.int64()),  # how far device times may lie from the host's clock
         ("inside_ns", pa.int64()),  # time in the calls that opened and closed it
-        ("ended", _DICT),  # duration, budget, yielded, unheard, exit, failed; '' = unknown
+        ("ended", _DICT),  # duration, budget, yielded, unheard, exit, failed, shed; '' = unknown
         ("skipped", pa.uint32()),  # windows before it that another user of CUPTI forbade
     ]
 )

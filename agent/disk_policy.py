@@ -1,0 +1,249 @@
+"""What goes when a spool is larger than it may be: first what the server has, then the oldest rows, which are counted.
+
+Rows that are given up are accounted for in `agent_health` and `device_windows`, in the stretch of time in which they
+lay: those accounts are segments as all others and are shipped as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from kdiff.agent.blocks import hold_for_shedding
+from kdiff.agent.journal import Journal
+from kdiff.agent.segment_files import Listing, SegmentFile
+from kdiff.agent.segments import SegmentWriter
+from kdiff.queries.segments_write import sync_directory
+from kdiff.queries.tables import AGENT_HEALTH, DEVICE_WINDOWS, KIND_SYNC, TABLES
+
+_INTENT: Final = ".shedding"
+_TORN_AFTER_S: Final = 3600.0
+_DOWN_TO: Final = 0.9  # of the bound: a batch has one account
+_RESERVE_BYTES: Final = 256 << 20  # of free space, as far as confirmed segments can give it
+# What is given up first comes first. Names and accounts are small, and say what the rest means.
+_SHED_ORDER: Final = {
+    "cuda_events": 0,
+    "kernel_executions": 0,
+    "device_windows": 1,
+    "agent_health": 2,
+    "kernels": 2,
+}
+
+
+@dataclass
+class Shed:
+    """What went so far."""
+
+    rows: dict[str, int] = field(default_factory=dict)  # given up, by table
+    segments: int = 0
+    removed: int = 0  # segments that the server had
+
+
+class DiskPolicy:
+    """Keeps a spool within a bound. One for a directory at a time; a shipper may run beside it."""
+
+    def __init__(
+        self, listing: Listing, max_bytes: int, journal: Journal, writer: SegmentWriter, note: Callable[[str], None]
+    ) -> None:
+        """`writer` is for accounts. `note` is told once that rows are given up. Ends what a kill cut short."""
+        self._listing = listing
+        self._root = listing.root
+        self._max_bytes = max_bytes
+        self._journal = journal
+        self._writer = writer
+        self._note: Callable[[str], None] | None = note
+        self._owed: list[tuple[str, pa.Table]] = []  # accounts that the disk has refused
+        self.shed = Shed()
+        self.bytes = 0  # in the spool
+        self.waiting = self.waiting_bytes = 0  # of it, what no server has confirmed
+        self._recover()
+
+    def apply(self) -> None:
+        """Removes what is too much. Raises OSError, StoreError."""
+        with contextlib.suppress(OSError):
+            self._write_owed()
+        files = self._listing.read()
+        self.bytes = sum(file.size for file in files)
+        waiting = [file.size for file in files if not self._journal.is_confirmed(file.key)]
+        self.waiting, self.waiting_bytes = len(waiting), sum(waiting)
+        free = os.statvfs(self._root)
+        short = min(_RESERVE_BYTES, free.f_blocks * free.f_frsize // 100) - free.f_bavail * free.f_frsize
+        self._remove_confirmed(files, max(self.bytes - self._max_bytes, short))
+        if self.bytes > self._max_bytes:
+            self._give_up(files, self.bytes - int(self._max_bytes * _DOWN_TO))
+
+    def _remove_confirmed(self, files: Iterable[SegmentFile], excess: int) -> None:
+        for file in files:
+            if excess <= 0:
+                return
+            if self._journal.is_confirmed(file.key) and file.path.exists():
+                file.path.unlink(missing_ok=True)
+                self._journal.forget(file.key)
+                self.shed.removed += 1
+                self.bytes -= file.size
+                excess -= file.size
+
+    def _give_up(self, files: list[SegmentFile], excess: int) -> None:
+        with ExitStack() as held:
+            victims: list[SegmentFile] = []
+            for file in sorted(files, key=lambda file: (_SHED_ORDER[file.table], file.order)):
+                if excess <= 0:
+                    break
+                # What the server may have is not called lost.
+                if self._journal.is_confirmed(file.key) or self._journal.in_doubt(file.key):
+                    continue
+                stream = hold_for_shedding(file.path)
+                if stream is not None:
+                    held.enter_context(stream)
+                    victims.append(file)
+                    excess -= file.size
+            if not victims:
+                return
+            if self._note is not None:
+                self._note(
+                    f"{self._root} is over its {self._max_bytes:,} bytes and no server has confirmed what it holds: "
+                    "the oldest rows are given up and counted as lost"
+                )
+                self._note = None
+            self._account_and_remove(victims)
+
+    def _account_and_remove(self, victims: list[SegmentFile]) -> None:
+        health: list[dict[str, Any]] = []
+        windows: list[dict[str, Any]] = []
+        for file in victims:
+            rows = _account(file, health, windows)
+            self.shed.rows[file.table] = self.shed.rows.get(file.table, 0) + rows
+            self.shed.segments += 1
+        # The last one is the one that counts: once it is there, the victims are lost.
+        accounts = [("device_windows", pa.Table.from_pylist(windows, DEVICE_WINDOWS))] if windows else []
+        if health:
+            accounts.append(("agent_health", pa.Table.from_pylist(health, AGENT_HEALTH)))
+        self._owed += accounts
+        with contextlib.suppress(OSError):  # a full disk has no room for an account: the victims make it
+            self._intend(victims, accounts)
+            self._write_owed()
+        self._remove(file.path for file in victims)
+        self.bytes -= sum(file.size for file in victims)
+        for file in victims:
+            self._journal.forget(file.key)
+        with contextlib.suppress(OSError):
+            self._write_owed()
+            (self._root / _INTENT).unlink(missing_ok=True)
+
+    def _write_owed(self) -> None:
+        while self._owed:
+            self._writer.write(*self._owed[0])
+            del self._owed[0]
+
+    def _intend(self, victims: list[SegmentFile], accounts: list[tuple[str, pa.Table]]) -> None:
+        """Notes what is about to happen, so that a kill in between counts nothing twice."""
+        if not accounts:
+            return
+        paths = [
+            self._writer.next_path(table, ahead).relative_to(self._root) for ahead, (table, _) in enumerate(accounts)
+        ]
+        intent = {"accounts": [str(path) for path in paths], "victims": [file.key for file in victims]}
+        beside = self._root / f"{_INTENT}.tmp"
+        beside.write_text(json.dumps(intent), encoding="ascii")
+        beside.replace(self._root / _INTENT)
+
+    def _recover(self) -> None:
+        for torn in self._root.glob("*/.*.tmp"):  # of a writer that was killed
+            with contextlib.suppress(OSError):
+                if time.time() - torn.stat().st_mtime > _TORN_AFTER_S:
+                    torn.unlink()
+        path = self._root / _INTENT
+        try:
+            intent = json.loads(path.read_text(encoding="ascii"))
+            accounts = [self._root / name for name in intent["accounts"]]
+            if accounts[-1].exists():
+                self._remove(self._root / key for key in intent["victims"])
+            else:
+                self._remove(accounts)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, LookupError, TypeError):
+            pass
+        path.unlink(missing_ok=True)
+
+    def _remove(self, paths: Iterable[Path]) -> None:
+        folders = set()
+        for path in paths:
+            path.unlink(missing_ok=True)
+            folders.add(path.parent)
+        for folder in folders:
+            if folder.is_dir():
+                sync_directory(folder)
+
+
+def _account(file: SegmentFile, health: list[dict[str, Any]], windows: list[dict[str, Any]]) -> int:
+    """The rows of a segment; those that are accounted for are added to `health` or `windows`.
+
+    A segment that cannot be read has no rows: it could not have been shipped either.
+    """
+    try:
+        with pq.ParquetFile(file.path) as parquet:
+            rows = int(parquet.metadata.num_rows)
+            if file.table not in _GROUPED_BY or not rows:
+                return rows
+            schema = TABLES[file.table]
+            present = set(parquet.schema_arrow.names)
+            wanted = [name for name in _GROUPED_BY[file.table] if name in present]
+            table = parquet.read([*wanted, "timestamp_ns"])
+    except (OSError, pa.ArrowException):
+        return 0
+    plain = {name: _plain(table.column(name)) for name in table.column_names}
+    for name in set(_GROUPED_BY[file.table]) - plain.keys():
+        plain[name] = pa.array([_default(schema.field(name).type)] * rows)
+    groups = pa.table(plain).group_by(_GROUPED_BY[file.table])
+    found = groups.aggregate([("timestamp_ns", "min"), ("timestamp_ns", "max"), ([], "count_all")]).to_pylist()
+    if file.table == "cuda_events":
+        health += [_health_row(group) for group in found]
+    else:
+        windows += [_window_row(group) for group in found]
+        health.append(_health_row(found[0] | {"count_all": 0}))  # by which the others count
+    return rows
+
+
+_GROUPED_BY: Final = {
+    "cuda_events": ["service", "host", "kind"],
+    "kernel_executions": ["service", "host", "pid", "container_id"],
+}
+
+
+def _health_row(group: dict[str, Any]) -> dict[str, Any]:
+    return (
+        {name: _default(kind) for name, kind in zip(AGENT_HEALTH.names, AGENT_HEALTH.types, strict=True)}
+        | {"from_ns": group["timestamp_ns_min"], "to_ns": group["timestamp_ns_max"] + 1}
+        | {name: group[name] or "" for name in ("service", "host")}
+        | {"lost_syncs" if group.get("kind") == KIND_SYNC else "lost_launches": group["count_all"]}
+    )
+
+
+def _window_row(group: dict[str, Any]) -> dict[str, Any]:
+    """A window without length: it counts, and no call lies in it."""
+    return (
+        {name: _default(kind) for name, kind in zip(DEVICE_WINDOWS.names, DEVICE_WINDOWS.types, strict=True)}
+        | {"from_ns": group["timestamp_ns_min"], "to_ns": group["timestamp_ns_min"]}
+        | {name: group[name] or "" for name in ("service", "host", "container_id")}
+        | {"pid": group["pid"] or 0, "lost": group["count_all"], "ended": "shed"}
+    )
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.cast(column, pa.string()) if pa.types.is_dictionary(column.type) else column
+
+
+def _default(kind: pa.DataType) -> str | int:
+    return "" if pa.types.is_dictionary(kind) or pa.types.is_string(kind) else 0

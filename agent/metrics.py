@@ -1,0 +1,105 @@
+"""Figures of `kdiff-agent run` for Prometheus, on an address of this host."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from kdiff.agent.errors import AgentError
+
+if TYPE_CHECKING:
+    from kdiff.agent.recording import Summary
+
+_PLACE: Final = re.compile(r"(?:\[([0-9A-Fa-f:]+)\]|([^\[\]:\s]+)):(\d{1,5})")
+
+
+def place(text: str) -> tuple[str, int]:
+    """(host, port) of HOST:PORT. Raises ValueError."""
+    found = _PLACE.fullmatch(text)
+    if found is None or not 0 < int(found[3]) < 65536:
+        raise ValueError(f"{text!r} is not HOST:PORT, like 127.0.0.1:9464")
+    return found[1] or found[2], int(found[3])
+
+
+@dataclass
+class Figures:
+    """What there is to tell. `recorder`: what `of_summary` made of the recorder's last summary."""
+
+    recorder: Mapping[str, Any] = field(default_factory=dict)
+    waiting_segments: int = 0
+    waiting_bytes: int = 0
+    spool_bytes: int = 0
+    left_segments: int = 0
+    shipped_segments: int = 0
+    shipped_rows: int = 0
+    retries: int = 0
+    last_success: float = 0.0
+    shed_rows: Mapping[str, int] = field(default_factory=dict)
+
+
+def of_summary(summary: Summary) -> dict[str, Any]:
+    """What a recorder tells about itself."""
+    return {
+        "events": summary.events,
+        "lost": {
+            "launches": summary.lost.launches,
+            "syncs": summary.lost.syncs,
+            "other": summary.lost.other,
+            "executions": summary.device.lost,
+            "full_disk": summary.dropped,
+        },
+        "drain_lag_s": summary.drain_lag_ns / 1e9,
+        "attached_probes": summary.attached_probes,
+    }
+
+
+def serve(where: tuple[str, int], figures: Callable[[], Figures]) -> None:
+    """Answers on `where`, in a thread of its own, until the process ends. Raises AgentError."""
+    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client.registry import Collector
+
+    class Told(Collector):
+        def collect(self) -> Iterator[Any]:
+            return _families(figures())
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Told())
+    try:
+        start_http_server(where[1], where[0], registry)
+    except OSError as error:
+        raise AgentError(
+            f"no metrics on {where[0]}:{where[1]} ({error.strerror}): name another place with --metrics"
+        ) from error
+
+
+def _families(now: Figures) -> Iterator[Any]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    recorder = now.recorder
+    yield CounterMetricFamily("kdiff_events", "CUDA calls that were recorded.", value=recorder.get("events", 0))
+    lost = CounterMetricFamily("kdiff_lost_events", "Events that were lost before they were written.", labels=["kind"])
+    for kind, count in recorder.get("lost", {}).items():
+        lost.add_metric([kind], count)
+    yield lost
+    shed = CounterMetricFamily("kdiff_shed_rows", "Rows given up because the spool was full.", labels=["table"])
+    for table, count in sorted(now.shed_rows.items()):
+        shed.add_metric([table], count)
+    yield shed
+    for name, told, count in (
+        ("kdiff_shipped_rows", "Rows that the server has confirmed.", now.shipped_rows),
+        ("kdiff_shipped_segments", "Segments that the server has confirmed.", now.shipped_segments),
+        ("kdiff_ship_retries", "Requests that were tried again.", now.retries),
+    ):
+        yield CounterMetricFamily(name, told, value=count)
+    for name, told, value in (
+        ("kdiff_spool_bytes", "Bytes of segments in the spool.", now.spool_bytes),
+        ("kdiff_waiting_segments", "Segments that the server has not confirmed.", now.waiting_segments),
+        ("kdiff_waiting_bytes", "Bytes of segments that the server has not confirmed.", now.waiting_bytes),
+        ("kdiff_left_segments", "Segments that cannot be shipped.", now.left_segments),
+        ("kdiff_last_ship_success_timestamp_seconds", "When the server last answered; 0: never.", now.last_success),
+        ("kdiff_drain_lag_seconds", "The longest time between two reads of the ring.", recorder.get("drain_lag_s", 0)),
+        ("kdiff_attached_probes", "Probes that are attached.", recorder.get("attached_probes", 0)),
+    ):
+        yield GaugeMetricFamily(name, told, value=value)
