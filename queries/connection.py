@@ -13,7 +13,7 @@ from kdiff.queries.address import PASSWORD_FILE_VARIABLE, PASSWORD_VARIABLE, Add
 from kdiff.queries.errors import StoreError
 from kdiff.queries.printable import printable
 
-CONNECT_TIMEOUT_S: Final = 10
+CONNECT_TIMEOUT_S: Final = 5  # the library tries twice
 FIRST_ANSWER_S: Final = 15
 """How long a server may take to say its version: one that is stalled must not hold a command for a query's time."""
 _SLACK_S: Final = 10  # the server ends a query that takes too long itself, and says so
@@ -211,6 +211,9 @@ def _of_transport(error: BaseException, text: str, told: str, address: Address, 
         return f"{at} took the connection but does not answer in time: see whether the server is stalled or overloaded"
     if _cause(error, ConnectionRefusedError) is not None or "refused" in text:
         return f"nothing listens on {at}: check host and port, and that the server runs"
+    unreachable = re.search(r"Failed to establish a new connection: (?:\[Errno \d+\] )?([\w ]+)", text)
+    if unreachable:
+        return f"{at} cannot be reached ({printable(unreachable[1])}): check host, network and firewall"
     if not address.tls and _tls_port(at):
         return f"{at} closes plain connections: write clickhouses:// for TLS, or name its plain port (8123 by default)"
     if _native(at):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import loaded
 import pytest
+from clickhouse_connect.driver.exceptions import OperationalError
 
 from kdiff.queries import connection
 from kdiff.queries.address import Address
@@ -91,6 +92,22 @@ def test_a_query_that_takes_longer_than_it_may(refused: Refused, faults: StandIn
     faults.fault("error", match="FROM cuda_events", code=159)
     said = refused(faults.url(own_database.database))
     assert "ask for a shorter window, or add ?timeout=SECONDS to the address" in said
+
+
+@pytest.mark.parametrize(
+    ("raised", "words"),
+    [
+        ("timed out. (connect timeout=5)", "db:8123 does not answer: check that the server runs, and that no firewall"),
+        ("Failed to establish a new connection: [Errno 113] No route to host", "cannot be reached (No route to host)"),
+        ("[SSL: TLSV1_ALERT_UNKNOWN_CA] tlsv1 alert unknown ca", "closed the connection"),
+    ],
+)
+def test_ways_that_end_nowhere(raised: str, words: str) -> None:
+    address = Address.parse("clickhouse://db", {})
+    cause = f"Error HTTPConnectionPool(host='db', port=8123): Max retries exceeded (Caused by X('{raised}'))"
+    error = OperationalError(f"{cause} executing HTTP request attempt 1 (http://db:8123)")
+    error.__cause__ = ConnectionError()
+    assert words in str(connection.explain(error, address))
 
 
 class Port(NamedTuple):
