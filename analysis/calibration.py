@@ -62,13 +62,15 @@ def device_interval(before: TailEstimate, after: TailEstimate, excess: Excess, a
 
 def _shifted(before: TailEstimate, after: TailEstimate, shift: int, alpha: float) -> RatioLimits:
     tick = joint_quantum(before, after)
-    logs = []
+    logs, rounding = [], 0.0
     for estimate in (before, after):
         lower, upper = estimate.limits(alpha)
         if lower - shift < tick:
             return RatioLimits(math.nan, -math.inf, math.inf)
         logs.append((math.log(estimate.value - shift), math.log(lower - shift), math.log(upper - shift)))
-    return mover(*logs)
+        rounding += estimate.rounding * estimate.value / (lower - shift)
+    found = mover(*logs)
+    return RatioLimits(found.log_ratio, found.low - rounding, found.high + rounding)
 
 
 def calibrate(values: NDArray[np.int64], q: float, hosts: Sequence[str], foreign: bool) -> Excess | None:

@@ -97,6 +97,8 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
         if not census[side] and not recordings[side].coverage:
             held = holdings(evidence.store, evidence.service)
             raise KdiffError(f"nothing was recorded in the {side} window {evidence.window.brief()}: {held}")
+        if not evidence.rolled and (gone := evidence.missing_rows):
+            raise KdiffError(f"of the {side} window {evidence.window.brief()} {recorded.only_rolled_up(gone)}")
     pairing = pair_kernels(census["before"], census["after"], options.renames, options.patterns)
     every = choose(pairing.pairs, options.metric)
     needed = values_needed(options.policy.quantile)
@@ -117,6 +119,7 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
     device_lossy = []
     if any(plan.metric == "device" for plan in plans):
         device_lossy = recorded.lossy_device(sides, options.max_loss) + recorded.other_processes(sides)
+    of_calls = recorded.calls_gone(sides) if unlike(before, after) else []
     rows = []
     for index, plan in enumerate(plans):
         row = _row(plan, judgements[index], samples[index], options)
@@ -124,7 +127,7 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
             row = _calibrated(row, samples[index], excesses[index], index in deciding, options.policy)
         if row.verdict is Verdict.NOT_ENOUGH_DATA and plan.metric == "device":
             row = replace(row, reasons=(*row.reasons, *recorded.sparse_device(sides)))
-        why = lossy or (device_lossy if plan.metric == "device" and plan.in_both else [])
+        why = lossy or ((device_lossy if plan.metric == "device" else of_calls) if plan.in_both else [])
         if why:
             row = replace(row, verdict=Verdict.INCONCLUSIVE, reasons=(*why, *row.reasons))
         rows.append(row)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from kdiff.analysis.bins import BOUND, durations_ns
 from kdiff.analysis.columns import column
 from kdiff.analysis.device import DeviceRecording, Process, read_recording
 from kdiff.analysis.interval import Sample
-from kdiff.analysis.window import Window, covered_ns, utc_short
+from kdiff.analysis.quantiles import DEVICE_TICK_NS, Ordered, quantile
+from kdiff.analysis.window import MINUTE_NS, Window, covered_ns, utc_short
 from kdiff.queries.errors import KdiffError
 from kdiff.queries.store import Params, Store
-from kdiff.queries.tables import KIND_GRAPH_LAUNCH, KIND_LAUNCH
+from kdiff.queries.tables import KIND_GRAPH_LAUNCH, KIND_LAUNCH, KIND_SYNC
 
 Metric = Literal["device", "completion", "launch", "graph"]
 
@@ -31,6 +34,15 @@ _QUERIES: Final[dict[Metric, tuple[str, dict[str, str]]]] = {
     "completion": ("samples_completion", {"kind": KIND_LAUNCH}),
     "launch": ("samples_launch", {}),
     "graph": ("samples_completion", {"kind": KIND_GRAPH_LAUNCH}),
+}
+
+
+# Of the roll-ups: the kind of row and the histograms that together hold a measure. The first are isolated launches.
+_BINS: Final[dict[Metric, tuple[str, tuple[str, ...]]]] = {
+    "device": ("device", ("device",)),
+    "completion": (KIND_LAUNCH, ("isolated", "shared")),
+    "launch": (KIND_LAUNCH, ("call",)),
+    "graph": (KIND_GRAPH_LAUNCH, ("isolated", "shared")),
 }
 
 
@@ -114,8 +126,12 @@ class Values:
         """All values, or those of isolated launches; None where there are none."""
         sample = self.sample
         if isolated and self.isolated is not None:
-            sample = Sample(sample.durations_ns[self.isolated], sample.bucket[self.isolated], sample.buckets)
-        return sample if sample.durations_ns.size else None
+            only = self.isolated
+            counts = None if sample.counts is None else sample.counts[only]
+            sample = Sample(
+                sample.durations_ns[only], sample.bucket[only], sample.buckets, counts, sample.tick, sample.rounding
+            )
+        return sample if sample.size else None
 
 
 _FIELDS: Final = tuple(f.name for f in fields(Counts) if f.name != "keys")
@@ -124,12 +140,16 @@ _HOST_FIELDS: Final = tuple(name for name in _FIELDS if name not in _DEVICE_FIEL
 
 
 class Evidence:
-    """One window of one store, optionally of one service ('' is all)."""
+    """One window of one store, optionally of one service ('' is all).
 
-    def __init__(self, store: Store, window: Window, service: str = "") -> None:
+    A window of two hours or more is narrowed to whole UTC minutes and read from the roll-ups, unless `exact`.
+    """
+
+    def __init__(self, store: Store, window: Window, service: str = "", exact: bool = False) -> None:
         """Nothing is read yet."""
         self.store = store
-        self.window = window
+        self.window = window = window.whole_minutes()
+        self.rolled = window.is_whole_minutes and not exact
         self.service = service
         self._params: dict[str, int | str | list[int]] = {
             "from_ns": window.from_ns,
@@ -141,10 +161,24 @@ class Evidence:
         """Run queries/sql/`name`.sql for this window and service; `params` add to these. Raises StoreError."""
         return self.store.query(name, self._params | dict(params or {}))
 
+    def _query_counts(self, name: str) -> list[dict[str, Any]]:
+        """The rows of a query that the roll-ups answer as well, from these where they are used."""
+        rows: list[dict[str, Any]] = self.query(f"minutes_{name}" if self.rolled else name).to_pylist()
+        return rows
+
+    @cached_property
+    def missing_rows(self) -> int:
+        """Launches and executions that the store knows from the roll-ups only. Raises StoreError."""
+        inside = (-(-self.window.from_ns // MINUTE_NS) * MINUTE_NS, self.window.to_ns // MINUTE_NS * MINUTE_NS)
+        if not self.store.expires or inside[0] >= inside[1]:
+            return 0
+        seen = self.query("minutes_seen", {"from_ns": inside[0], "to_ns": inside[1]}).to_pylist()[0]
+        return max(0, int(seen["rolled"]) - int(seen["raw"]))
+
     def census(self) -> dict[str, Counts]:
         """Counts by kernel name; launches of graphs under GRAPHS. Raises StoreError."""
         counts: dict[str, Counts] = {}
-        for row in self.query("census").to_pylist():
+        for row in self._query_counts("census"):
             graph = row["kind"] == KIND_GRAPH_LAUNCH
             name = GRAPHS if graph else row["kernel_name"] or UNNAMED
             counts[name] = Counts((row["kernel_key"],), **{field: row[field] for field in _HOST_FIELDS})
@@ -163,8 +197,7 @@ class Evidence:
 
     @cached_property
     def _executions(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self.query("census_device").to_pylist()
-        return rows
+        return self._query_counts("census_device")
 
     @property
     def timed(self) -> int:
@@ -183,8 +216,7 @@ class Evidence:
     @cached_property
     def processes(self) -> list[dict[str, Any]]:
         """The processes that launched, rows of queries/sql/processes.sql. Raises StoreError."""
-        rows: list[dict[str, Any]] = self.query("processes").to_pylist()
-        return rows
+        return self._query_counts("processes")
 
     @cached_property
     def device(self) -> DeviceRecording:
@@ -197,8 +229,20 @@ class Evidence:
 
     def kernels(self) -> list[dict[str, Any]]:
         """Launches, average and p99 of each kernel, host side and device side, in ns. Raises StoreError."""
-        rows: list[dict[str, Any]] = self.query("kernels_between").to_pylist()
+        rows = self._rolled_kernels() if self.rolled else self.query("kernels_between").to_pylist()
         return [row | {"kernel_name": row["kernel_name"] or UNNAMED} for row in rows]
+
+    def _rolled_kernels(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.query("minutes_kernels").to_pylist()
+        keys = {row["kernel_key"]: place for place, row in enumerate(rows)}
+        for metric, field_name in (("completion", "completion_p99_ns"), ("device", "device_p99_ns")):
+            values = self.values(cast(Metric, metric), keys)
+            for place, row in enumerate(rows):
+                sample = values[place].sample if place in values else None
+                row[field_name] = (
+                    None if sample is None else quantile(Ordered.of(sample.durations_ns, sample.counts), 0.99)
+                )
+        return rows
 
     def recording(self) -> Recording:
         """Losses and coverage.
@@ -214,9 +258,7 @@ class Evidence:
         for host, start, end in zip(*columns, strict=True):
             stretches.setdefault(host, []).append((start, end))
         everything = [stretch for host in stretches.values() for stretch in host]
-        whole = {"from_ns": min(s for s, _ in everything), "to_ns": max(e for _, e in everything)}
-        rows = self.query("event_counts", whole).to_pylist()
-        kept = {row["kind"]: row["events"] for row in rows}
+        kept = self._kept(health, min(s for s, _ in everything), max(e for _, e in everything))
         lost = {name: int(column(health, f"lost_{name}", np.uint64).sum()) for name in ("launches", "syncs", "other")}
         received = sum(count for kind, count in kept.items() if kind != "sync")
         length = self.window.length_ns
@@ -228,6 +270,15 @@ class Evidence:
             hosts={host: covered_ns(self.window, its) / length for host, its in sorted(stretches.items())},
         )
 
+    def _kept(self, health: pa.Table, from_ns: int, to_ns: int) -> dict[str, int]:
+        """Events of each kind in the stretches that the agents account for."""
+        if self.rolled:  # syncs are not rolled up, but the agents count all events
+            launches = sum(row["launches"] for row in self._query_counts("processes"))
+            events = int(column(health, "events", np.uint64).sum())
+            return {KIND_LAUNCH: launches, KIND_SYNC: max(0, events - launches)}
+        rows = self.query("event_counts", {"from_ns": from_ns, "to_ns": to_ns}).to_pylist()
+        return {row["kind"]: row["events"] for row in rows}
+
     def values(self, metric: Metric, keys: Mapping[int, int], outside: bool = False) -> dict[int, Values]:
         """The values of `metric` of the kernels in `keys` (kernel_key -> index), by index.
 
@@ -236,30 +287,53 @@ class Evidence:
         """
         if not keys:
             return {}
-        buckets, width = self.window.buckets()
-        asked: dict[str, int | str | list[int]] = {"bucket_ns": width, "keys": sorted(keys)}
-        if metric != "device":
-            asked["outside"] = int(outside)
-        query, of_kind = _QUERIES[metric]
-        table = self.query(query, asked | of_kind)
-        if not table.num_rows:
+        read = self._binned(metric, keys) if self.rolled and not outside else self._rows(metric, keys, outside)
+        if not read.num_rows:
             return {}
         ordered = np.array(sorted(keys), dtype=np.uint64)
         index = np.array([keys[int(key)] for key in ordered], dtype=np.int32)
-        codes = index[np.searchsorted(ordered, column(table, "kernel_key", np.uint64))]
-        values = column(table, "value", np.int64)
-        bucket = column(table, "bucket", np.int32)
-        isolated = column(table, "isolated", np.uint8).astype(np.bool_) if "isolated" in table.column_names else None
-        del table
+        codes = index[np.searchsorted(ordered, column(read, "kernel_key", np.uint64))]
+        values = column(read, "value", np.int64)
+        bucket = column(read, "bucket", np.int32)
+        names = read.column_names
+        isolated = column(read, "isolated", np.uint8).astype(np.bool_) if "isolated" in names else None
+        counts = column(read, "count", np.int64) if "count" in names else None
+        # Bins hide the timer's tick: the device's is taken for that of today's GPUs, the host's for none.
+        tick = 0 if counts is None else DEVICE_TICK_NS if metric == "device" else 1
+        rounding = 0.0 if counts is None else math.log1p(BOUND)
+        del read
         order = np.argsort(codes, kind="stable")
         present, starts = np.unique(codes[order], return_index=True)
         pieces = np.split(order, starts[1:])
-        return {
-            int(code): Values(
-                Sample(values[piece], bucket[piece], buckets), None if isolated is None else isolated[piece]
-            )
-            for code, piece in zip(present, pieces, strict=True)
-        }
+        buckets, _ = self.window.buckets()
+        found = {}
+        for code, piece in zip(present, pieces, strict=True):
+            some = None if counts is None else counts[piece]
+            sample = Sample(values[piece], bucket[piece], buckets, some, tick, rounding)
+            found[int(code)] = Values(sample, None if isolated is None else isolated[piece])
+        return found
+
+    def _rows(self, metric: Metric, keys: Mapping[int, int], outside: bool) -> pa.Table:
+        """A value a row."""
+        asked: dict[str, int | str | list[int]] = {"bucket_ns": self.window.buckets()[1], "keys": sorted(keys)}
+        if metric != "device":
+            asked["outside"] = int(outside)
+        query, of_kind = _QUERIES[metric]
+        return self.query(query, asked | of_kind)
+
+    def _binned(self, metric: Metric, keys: Mapping[int, int]) -> pa.Table:
+        """A bin of a minute a row, and how often it was met."""
+        kind, histograms = _BINS[metric]
+        parts = []
+        for histogram in histograms:
+            asked: dict[str, int | str | list[int]] = {"kind": kind, "measure": histogram, "keys": sorted(keys)}
+            part = self.query("minutes_samples", asked | {"bucket_ns": self.window.buckets()[1]})
+            bins = column(part, "bin", np.uint16).astype(np.int64)
+            part = part.drop_columns("bin").append_column("value", pa.array(durations_ns(bins)))
+            if len(histograms) > 1:
+                part = part.append_column("isolated", pa.array(np.full(len(part), histogram == "isolated", np.uint8)))
+            parts.append(part)
+        return pa.concat_tables(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +349,9 @@ def extent(store: Store, service: str = "") -> Extent | None:
 
     None where the store is empty. Raises StoreError.
     """
-    rows = {row["source"]: row for row in store.query("extent", {"service": service}).to_pylist()}
+    sources = ("extent", "minutes_extent") if store.expires else ("extent",)
+    found = (row for name in sources for row in store.query(name, {"service": service}).to_pylist())
+    rows = {row["source"]: row for row in found}
     events = [row for source, row in rows.items() if source != "agent_health" and row["rows"]]
     if events:
         return Extent(min(r["first_ns"] for r in events), max(r["last_ns"] for r in events) + 1)
@@ -284,11 +360,11 @@ def extent(store: Store, service: str = "") -> Extent | None:
 
 
 def whole_window(store: Store, service: str = "") -> Window:
-    """The capture's whole recorded stretch. Raises KdiffError where nothing was recorded."""
+    """The whole recorded stretch, in whole minutes where it is long. Raises KdiffError where nothing was recorded."""
     found = extent(store, service)
     if found is None or found.to_ns <= found.from_ns:
         raise KdiffError(holdings(store, service))
-    return Window(found.from_ns, found.to_ns)
+    return Window(found.from_ns, found.to_ns).around_minutes()
 
 
 def holdings(store: Store, service: str = "") -> str:

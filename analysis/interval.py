@@ -35,7 +35,8 @@ class Sample:
         bucket: shape (m,), the stretch of time each duration began in, in [0, buckets).
         buckets: T, the number of equal stretches that tile the window; those without a launch count too.
         counts: shape (m,), how many launches each entry stands for, >= 1; None: each is one.
-        tick: ns by which the durations were rounded, if it is known; 0: it shows in the durations.
+        tick: the timer's tick in ns where the durations no longer show it; 0: they do.
+        rounding: by how much log(duration) may be off, where durations stand for those of a bin.
 
     Raises:
         ValueError: if the shapes or the types are others, a duration is negative, or a bucket is outside [0, buckets).
@@ -46,6 +47,7 @@ class Sample:
     buckets: int
     counts: NDArray[np.int64] | None = None
     tick: int = 0
+    rounding: float = 0.0
 
     @property
     def size(self) -> int:
@@ -85,6 +87,7 @@ class TailEstimate:
         filled: buckets that hold a launch.
         even: (sum n_t)^2 / sum n_t^2, the buckets' number if the launches were spread evenly over them.
         quantum: tick of the timer in ns, from the data; 1 if none shows.
+        rounding: that of the sample.
         steps: shape (m,), `value` and the distinct durations above it, ns, ascending.
         evidence: shape (m,), t statistic against "the quantile lies above this step", non-decreasing.
     """
@@ -98,6 +101,7 @@ class TailEstimate:
     filled: int
     even: float
     quantum: int
+    rounding: float
     steps: NDArray[np.int64] = field(repr=False)
     evidence: NDArray[np.float64] = field(repr=False)
 
@@ -177,9 +181,9 @@ def tail_estimate(sample: Sample, q: float) -> TailEstimate:
     counts = np.broadcast_to(counts, sample.bucket.shape)
 
     def per_bucket_of(chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
-        return np.bincount(sample.bucket[chosen], counts[chosen], sample.buckets)
+        return np.bincount(sample.bucket[chosen], counts[chosen], sample.buckets).astype(np.float64)
 
-    per_bucket = np.bincount(sample.bucket, counts, sample.buckets)
+    per_bucket = np.bincount(sample.bucket, counts, sample.buckets).astype(np.float64)
     # Empty buckets carry no information: production gaps must not add degrees of freedom.
     busy = per_bucket > 0
     filled = int(busy.sum())
@@ -188,7 +192,7 @@ def tail_estimate(sample: Sample, q: float) -> TailEstimate:
     waves[:, busy] = cosines(filled, nu)
 
     is_above = sample.durations_ns > value
-    tail, tail_bucket, tail_counts = (of[is_above] for of in (sample.durations_ns, sample.bucket, counts))
+    tail, tail_bucket, tail_counts = sample.durations_ns[is_above], sample.bucket[is_above], counts[is_above]
     equal = per_bucket_of(sample.durations_ns == value)
     ties = float(equal.sum())
     expected = (1.0 - q) * n
@@ -211,6 +215,7 @@ def tail_estimate(sample: Sample, q: float) -> TailEstimate:
         filled=filled,
         even=n * n / float(per_bucket @ per_bucket),
         quantum=sample.tick or quantiles.timer_quantum(ordered),
+        rounding=sample.rounding,
         steps=steps,
         evidence=evidence,
     )
@@ -226,10 +231,13 @@ def ratio_interval(before: TailEstimate, after: TailEstimate, alpha: float) -> R
     probability alpha.
 
     A duration below one tick is read as one tick, so that a quantile of zero has a logarithm. A limit is
-    infinite where one of the windows does not bound its quantile on the side that matters.
+    infinite where one of the windows does not bound its quantile on the side that matters. Rounding to bins does not
+    even out by chance: the limits are moved by all of it.
     """
     tick = joint_quantum(before, after)
-    return mover(_logs(before, alpha, tick), _logs(after, alpha, tick))
+    found = mover(_logs(before, alpha, tick), _logs(after, alpha, tick))
+    rounding = before.rounding + after.rounding
+    return RatioLimits(found.log_ratio, found.low - rounding, found.high + rounding)
 
 
 def mover(before: tuple[float, float, float], after: tuple[float, float, float]) -> RatioLimits:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kdiff.analysis import output_text as text
 from kdiff.analysis.calibration import calibrate, excesses
 from kdiff.analysis.evidence import Evidence, Recording
+from kdiff.analysis.recorded import only_rolled_up
 from kdiff.analysis.window import NS, Window, length_text, utc, utc_short
 from kdiff.queries.printable import cells, printable
 
@@ -40,6 +41,8 @@ def read(evidence: Evidence) -> Listing:
     warnings = []
     if not recording.hosts:
         warnings.append("no agent's account covers the window: what was lost is not known")
+    if not evidence.rolled and (gone := evidence.missing_rows):
+        warnings.append(f"of the window {only_rolled_up(gone)}")
     return Listing(evidence.store.name, evidence.window, recording, rows, warnings)
 
 

@@ -83,12 +83,12 @@ class Activity:
 
 
 def read_activity(evidence: Evidence, keys: Mapping[int, int]) -> Activity | None:
-    """What ran beside what; of the kernels in `keys` (kernel_key -> index) one by one. None if nothing was timed.
+    """What ran beside what; of the kernels in `keys` (kernel_key -> index) one by one.
 
-    Raises StoreError.
+    None if nothing was timed, or if the rows are gone: roll-ups do not tell. Raises StoreError.
     """
     timed = evidence.timed
-    if not timed:
+    if not timed or evidence.missing_rows:
         return None
     buckets, width = evidence.window.buckets()
     every = max(1, -(-timed // MAX_EXECUTIONS))

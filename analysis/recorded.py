@@ -25,6 +25,24 @@ def lossy(losses: Mapping[str, float | None], limit: float) -> list[str]:
     ]
 
 
+def only_rolled_up(rows: int) -> str:
+    """What to do where a window that needs rows has lost them to age."""
+    return (
+        f"{rows:,} launches and executions are kept in roll-ups only: choose a window of two hours or more, without "
+        "--exact, or a later one"
+    )
+
+
+def calls_gone(sides: Mapping[str, Evidence]) -> list[str]:
+    """One sentence for each window whose calls inside device windows cannot be told from the others any more."""
+    return [
+        f"One window has more calls in device windows, which take longer, and in the {side} window they cannot be left "
+        "out: its rows are gone, and roll-ups do not tell; choose a later window."
+        for side, evidence in sides.items()
+        if evidence.missing_rows
+    ]
+
+
 def lossy_device(sides: Mapping[str, Evidence], limit: float) -> list[str]:
     """One sentence for each window whose device windows lost too many executions for a verdict on device time."""
     found = []

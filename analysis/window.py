@@ -10,6 +10,8 @@ NS: Final = 1_000_000_000
 MINUTE_NS: Final = 60 * NS
 BUCKETS: Final = 120
 """interval.RECOMMENDED_BUCKETS, repeated: importing it would make `kdiff --help` import numpy and scipy."""
+MOST_BUCKETS: Final = 480
+"""More than enough degrees of freedom: more stretches would cost time and memory only."""
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 _MAX_NS: Final = 253_402_300_799 * NS  # the last second that a calendar date can name
 
@@ -38,12 +40,35 @@ class Window:
         return max(0, min(self.to_ns, other.to_ns) - max(self.from_ns, other.from_ns))
 
     def buckets(self) -> tuple[int, int]:
-        """(count, width in ns) of the equal stretches that tile the window: 120, or a minute each in a longer one.
+        """(count, width in ns) of the equal stretches that tile the window, the last of which may be shorter.
 
+        120 of them, or whole minutes in a longer window: one each, more where there are more than MOST_BUCKETS minutes.
         The width is rounded up to whole nanoseconds, so that (t - from_ns) // width < count for every t in the window.
         """
-        count = max(self.length_ns // MINUTE_NS, min(BUCKETS, self.length_ns))
+        if self.is_whole_minutes:
+            width = -(-self.length_ns // MINUTE_NS // MOST_BUCKETS) * MINUTE_NS
+            return -(-self.length_ns // width), width
+        count = min(BUCKETS, self.length_ns)
         return count, -(-self.length_ns // count)
+
+    def whole_minutes(self) -> Window:
+        """The UTC minutes that lie in it, where they are BUCKETS or more; else itself.
+
+        So long a window is cut into minutes, those that roll-ups are made of.
+        """
+        start, end = -(-self.from_ns // MINUTE_NS) * MINUTE_NS, self.to_ns // MINUTE_NS * MINUTE_NS
+        return Window(start, end) if end - start >= BUCKETS * MINUTE_NS else self
+
+    def around_minutes(self) -> Window:
+        """The UTC minutes that it touches, where those in it are BUCKETS or more; else itself."""
+        if self.whole_minutes() is self:
+            return self
+        return Window(self.from_ns // MINUTE_NS * MINUTE_NS, -(-self.to_ns // MINUTE_NS) * MINUTE_NS)
+
+    @property
+    def is_whole_minutes(self) -> bool:
+        """Whether it is long enough to be cut into minutes, and begins and ends on one."""
+        return self.length_ns >= BUCKETS * MINUTE_NS and self.from_ns % MINUTE_NS == self.to_ns % MINUTE_NS == 0
 
     def brief(self) -> str:
         """A..B to the millisecond, for people; str() is exact and can be given as a SPEC."""

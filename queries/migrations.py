@@ -23,8 +23,11 @@ ROLLUP_DAYS: Final = 396  # 13 months
 _FILE: Final = re.compile(r"(\d{3})_(\w+)\.sql")
 # Of the inserts of all agents: those of a day, where 100 of them insert every 10 s. A token costs a line in a file.
 _REMEMBERED: Final = 1_000_000
+# On a cluster each token is a node of Keeper's: an hour of them.
+_REPLICATED: Final = 50_000
+_REMEMBERED_S: Final = 7 * 86_400
 _RAW: Final = ("cuda_events", "kernel_executions")
-_KEPT: Final = ("device_windows", "kernels", "agent_health", "shipped_segments", "kernel_minutes")
+_KEPT: Final = ("device_windows", "kernels", "agent_health", "shipped_segments", "kernel_minutes", "kernel_totals")
 # What a Distributed table spreads rows by: the rows of a GPU lie on one shard, where its roll-ups are made.
 _SHARDED_BY: Final = {
     "cuda_events": "cityHash64(host, gpu_uuid)",
@@ -34,6 +37,7 @@ _SHARDED_BY: Final = {
     "agent_health": "cityHash64(host)",
     "shipped_segments": "cityHash64(segment)",
     "kernel_minutes": "cityHash64(host, gpu_uuid)",
+    "kernel_totals": "cityHash64(kernel_name)",
     "schema_versions": "version",
 }
 _VERSIONS: Final = """CREATE TABLE IF NOT EXISTS schema_versions{suffix}{on_cluster}
@@ -200,13 +204,18 @@ def _run(client: Any, sql: str) -> None:
 
 
 def _statements(template: str, cluster: str, raw_days: int, rollup_days: int) -> list[str]:
-    window = "replicated_deduplication_window" if cluster else "non_replicated_deduplication_window"
+    remember = f"non_replicated_deduplication_window = {_REMEMBERED}"
+    if cluster:
+        remember = (
+            f"replicated_deduplication_window = {_REPLICATED}, "
+            f"replicated_deduplication_window_seconds = {_REMEMBERED_S}"
+        )
     suffix = "_local" if cluster else ""
     text = template.format(
         suffix=suffix,
         on_cluster=f" ON CLUSTER {_quoted(cluster)}" if cluster else "",
         replicated="Replicated" if cluster else "",
-        remember=f"{window} = {_REMEMBERED}",
+        remember=remember,
         raw_days=raw_days,
         rollup_days=rollup_days,
         rollup_events=_select("rollup_events", "cuda_events", suffix),

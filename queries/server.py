@@ -45,6 +45,11 @@ class ServerStore:
         """None: a server answers or fails."""
         return []
 
+    @property
+    def expires(self) -> bool:
+        """The tables keep roll-ups for longer than rows."""
+        return True
+
     def query(self, name: str, params: Params | None = None) -> pa.Table:
         """Run queries/sql/`name`.sql with `params` (bare names, as in {from_ns:Int64}).
 

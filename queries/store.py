@@ -30,6 +30,9 @@ from kdiff.queries.printable import printable
 from kdiff.queries.segments_read import SUFFIX, scan
 from kdiff.queries.tables import TABLES
 
+ROLLUPS: Final = ("rollup_events", "rollup_executions")
+"""The queries that make rows of kernel_minutes."""
+
 Params = Mapping[str, int | str | list[int]]
 
 _ATTEMPTS: Final = 5
@@ -54,6 +57,10 @@ class Store(Protocol):
     @property
     def warnings(self) -> list[str]:
         """What was skipped so far and why, one line each."""
+
+    @property
+    def expires(self) -> bool:
+        """Whether rows may be gone whose roll-ups are still there."""
 
     def query(self, name: str, params: Params | None = None) -> pa.Table:
         """Run queries/sql/`name`.sql. Raises StoreError."""
@@ -101,6 +108,11 @@ class CaptureStore:
     def warnings(self) -> list[str]:
         """What was skipped so far and why, one line each."""
         return self._warnings
+
+    @property
+    def expires(self) -> bool:
+        """Never: the roll-ups of a capture are made from its rows."""
+        return False
 
     def query(self, name: str, params: Params | None = None) -> pa.Table:
         """Run queries/sql/`name`.sql with `params` (bare names, as in {from_ns:Int64}).
@@ -157,6 +169,10 @@ class CaptureStore:
             # A glob that matches nothing is an empty table, because the columns are given.
             source = f"file('{folder / f'*{SUFFIX}'}', 'Parquet', '{columns}')"
             self._client.command(f"CREATE VIEW {database}.{table} AS SELECT * FROM {source}")
+        self._client.database = database
+        rollups = " UNION ALL ".join(f"SELECT * FROM ({load_sql(name)})" for name in ROLLUPS)
+        self._client.command(f"CREATE VIEW {database}.kernel_minutes AS {rollups}")
+        self._client.command(f"CREATE VIEW {database}.kernel_bins AS {load_sql('bins_of_rows')}")
         return database
 
     def _run(self, sql: str, name: str, params: Params) -> pa.Table:

@@ -6,6 +6,7 @@ CREATE TABLE IF NOT EXISTS kernel_minutes{suffix}{on_cluster}
     minute DateTime('UTC') CODEC(Delta, ZSTD(1)),
     kind LowCardinality(String) CODEC(ZSTD(1)), -- launch, graph_launch, device
     kernel_name LowCardinality(String) CODEC(ZSTD(1)),
+    kernel_id UInt64 CODEC(ZSTD(1)),
     service LowCardinality(String) CODEC(ZSTD(1)),
     host LowCardinality(String) CODEC(ZSTD(1)),
     gpu_uuid LowCardinality(String) CODEC(ZSTD(1)),
@@ -17,12 +18,14 @@ CREATE TABLE IF NOT EXISTS kernel_minutes{suffix}{on_cluster}
     block_y UInt32 CODEC(ZSTD(1)),
     block_z UInt32 CODEC(ZSTD(1)),
     launches SimpleAggregateFunction(sum, UInt64) CODEC(T64, ZSTD(1)),
+    ran SimpleAggregateFunction(sum, UInt64) CODEC(T64, ZSTD(1)), -- neither failed nor captured
     failed SimpleAggregateFunction(sum, UInt64) CODEC(ZSTD(1)),
     captured SimpleAggregateFunction(sum, UInt64) CODEC(ZSTD(1)),
     unresolved SimpleAggregateFunction(sum, UInt64) CODEC(ZSTD(1)),
     completions SimpleAggregateFunction(sum, UInt64) CODEC(T64, ZSTD(1)),
     isolated SimpleAggregateFunction(sum, UInt64) CODEC(T64, ZSTD(1)),
     timed SimpleAggregateFunction(sum, UInt64) CODEC(T64, ZSTD(1)),
+    completion_ns SimpleAggregateFunction(sum, Int64) CODEC(T64, ZSTD(1)),
     isolated_ns SimpleAggregateFunction(sum, Int64) CODEC(T64, ZSTD(1)),
     launch_ns SimpleAggregateFunction(sum, Int64) CODEC(T64, ZSTD(1)),
     executions SimpleAggregateFunction(sum, UInt64) CODEC(T64, ZSTD(1)), -- this and the next two: of kind device
@@ -37,7 +40,7 @@ CREATE TABLE IF NOT EXISTS kernel_minutes{suffix}{on_cluster}
 )
 ENGINE = {replicated}AggregatingMergeTree
 PARTITION BY toYYYYMM(minute)
-ORDER BY (service, minute, kernel_name, kind, host, gpu_uuid, pid, grid_x, grid_y, grid_z, block_x, block_y, block_z)
+ORDER BY (service, minute, kernel_name, kind, kernel_id, host, gpu_uuid, pid, grid_x, grid_y, grid_z, block_x, block_y, block_z)
 TTL minute + INTERVAL {rollup_days} DAY
 SETTINGS ttl_only_drop_parts = 1, {remember};
 

@@ -20,7 +20,7 @@ FROM
         AND cityHash64(kernel_name) IN {keys:Array(UInt64)}
         AND cityHash64(timestamp_ns) % transform(cityHash64(kernel_name), {keys:Array(UInt64)}, {every:Array(UInt64)}, 1) = 0
 ) AS launches
-INNER JOIN
+GLOBAL INNER JOIN
 (
     SELECT host, pid, kernel_name, timestamp_ns - queue_ns AS launched_ns, duration_ns
     FROM kernel_executions

@@ -8,7 +8,7 @@ SELECT
     completion_ns AS value,
     toUInt8(batch_launches = 1) AS isolated
 FROM cuda_events AS events
-LEFT ASOF JOIN
+GLOBAL LEFT ASOF JOIN
 (
     SELECT cityHash64(host, pid) AS process, from_ns, to_ns
     FROM device_windows

@@ -5,7 +5,7 @@ SELECT
     toInt32(intDiv(timestamp_ns - {from_ns:Int64}, {bucket_ns:Int64})) AS bucket,
     duration_ns AS value
 FROM cuda_events AS events
-LEFT ASOF JOIN
+GLOBAL LEFT ASOF JOIN
 (
     SELECT cityHash64(host, pid) AS process, from_ns, to_ns
     FROM device_windows

@@ -47,9 +47,9 @@ def columns(engine: Any, database: str, table: str) -> dict[str, str]:
 
 
 def test_tables_have_the_columns_of_captures(engine: Any, database: str) -> None:
-    assert migrations.migrate(engine, database) == [1, 2, 3]
+    assert migrations.migrate(engine, database) == [1, 2, 3, 4]
     assert migrations.migrate(engine, database) == []
-    assert migrations.applied_versions(engine, database) == [1, 2, 3]
+    assert migrations.applied_versions(engine, database) == [1, 2, 3, 4]
     for table, schema in TABLES.items():
         assert columns(engine, database, table) == {field.name: engine_type(field.type) for field in schema}
 
@@ -67,7 +67,7 @@ def test_many_at_once(engine: Any, database: str, path: str) -> None:
     for thread in threads:
         thread.join()
     assert len(done) == 4
-    assert migrations.applied_versions(engine, database) == [1, 2, 3]
+    assert migrations.applied_versions(engine, database) == [1, 2, 3, 4]
 
 
 def test_one_that_was_cut_short_goes_on(engine: Any, database: str) -> None:
@@ -75,22 +75,22 @@ def test_one_that_was_cut_short_goes_on(engine: Any, database: str) -> None:
         engine.database = database if statement.in_database else None
         engine.command(statement.sql)
     engine.database = None
-    assert migrations.migrate(engine, database) == [1, 2, 3]
+    assert migrations.migrate(engine, database) == [1, 2, 3, 4]
 
 
 def test_a_schema_of_another_version_is_refused(engine: Any, database: str) -> None:
     engine.command(f"CREATE DATABASE {migrations._quoted(database)}")
     try:
         engine.database = database
-        with pytest.raises(StoreError, match=r"is not there, this kdiff needs 3: run `kdiff migrate`"):
+        with pytest.raises(StoreError, match=r"is not there, this kdiff needs 4: run `kdiff migrate`"):
             migrations.check(engine)
         migrations.migrate(engine, database)
         migrations.check(engine)
         engine.command("INSERT INTO schema_versions (version, name, checksum) VALUES (9, 'later', 'x')")
-        with pytest.raises(StoreError, match=r"of version 9, this kdiff knows 3: install a newer kdiff"):
+        with pytest.raises(StoreError, match=r"of version 9, this kdiff knows 4: install a newer kdiff"):
             migrations.check(engine)
         engine.command("DELETE FROM schema_versions WHERE version > 2")
-        with pytest.raises(StoreError, match=r"is of version 2, this kdiff needs 3: run"):
+        with pytest.raises(StoreError, match=r"is of version 2, this kdiff needs 4: run"):
             migrations.check(engine)
         engine.command("INSERT INTO schema_versions (version, name, checksum) VALUES (2, 'shipped_segments', 'x')")
         with pytest.raises(StoreError, match=r"the migration 2 \(shipped_segments\) that the server has is not this"):
@@ -109,7 +109,9 @@ def test_how_long_rows_are_kept_can_be_set_and_changed(engine: Any, database: st
 
     migrations.migrate(engine, database, raw_days=3)
     raw = {"cuda_events": "3", "kernel_executions": "3"}
-    rest = dict.fromkeys(("device_windows", "kernels", "agent_health", "shipped_segments", "kernel_minutes"), "396")
+    rest = dict.fromkeys(
+        ("device_windows", "kernels", "agent_health", "shipped_segments", "kernel_minutes", "kernel_totals"), "396"
+    )
     assert kept() == raw | rest
     migrations.migrate(engine, database, rollup_days=30)
     assert kept() == raw | dict.fromkeys(rest, "30")
@@ -124,13 +126,13 @@ def test_the_statements_for_a_cluster_are_sql(engine: Any) -> None:
         engine.query("SELECT formatQuery({sql:String})", parameters={"sql": sql})
     local = [sql for sql in statements if "_local ON CLUSTER `main's`" in sql and sql.startswith("CREATE TABLE")]
     over_all = [sql for sql in statements if "ENGINE = Distributed('main\\'s', 'kdiff'," in sql]
-    assert len(local) == len(over_all) == len(TABLES) + 3
+    assert len(local) == len(over_all) == len(TABLES) + 4
     assert all("ENGINE = Replicated" in sql and "non_replicated" not in sql for sql in local)
     views = [sql for sql in statements if "MATERIALIZED VIEW" in sql]
-    assert all(re.search(r"FROM (cuda_events|kernel_executions)_local\n", sql) for sql in views)
-    assert len(views) == 2
+    assert all(re.search(r"FROM (cuda_events|kernel_executions|kernel_minutes)_local\b", sql) for sql in views)
+    assert len(views) == 3
     assert not [sql for sql in migrations.plan("kdiff") if "CLUSTER" in sql.sql or "Replicated" in sql.sql]
-    changed = [sql.sql for sql in migrations.plan("kdiff", "c", applied=(1, 2, 3), raw_days=3) if "ALTER" in sql.sql]
+    changed = [sql.sql for sql in migrations.plan("kdiff", "c", applied=(1, 2, 3, 4), raw_days=3) if "ALTER" in sql.sql]
     assert [sql.split()[2] for sql in changed] == ["cuda_events_local", "kernel_executions_local"]
 
 
@@ -147,5 +149,6 @@ def test_a_batch_that_is_sent_again_counts_once_in_rows_and_roll_ups(engine: Any
         sums = "SELECT sum(launches), sum(arraySum(mapValues(isolated_bins))), uniqExact(minute) FROM kernel_minutes"
         assert engine.query("SELECT count() FROM cuda_events").first_row == (10_007,)
         assert engine.query(sums).first_row == (10_007, 10_007, 5)
+        assert engine.query("SELECT sum(met) FROM kernel_bins WHERE measure = 'isolated'").first_row == (10_007,)
     finally:
         engine.database = None

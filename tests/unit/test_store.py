@@ -78,6 +78,7 @@ def test_every_query_runs_on_empty_tables_and_on_any_engine(tmp_path: Path, name
     captures.write(tmp_path, "kernels", captures.table("kernels", {"kernel_id": [1]}))
     every = [1] if name == "calibration" else 1
     params = WHOLE | {"bucket_ns": SECOND, "keys": [1], "every": every, "outside": 1, "kind": "launch"}
+    params |= {"measure": "device", "slice_ns": SECOND}
     with open_store(str(tmp_path)) as store:
         store.query(name, params)
     assert "file(" not in load_sql(name)

@@ -1,0 +1,21 @@
+-- As census, from the roll-ups of whole minutes.
+SELECT
+    kind,
+    kernel_name,
+    cityHash64(kernel_name) AS kernel_key,
+    sum(minutes.launches) AS launches,
+    sum(minutes.failed) AS failed,
+    sum(minutes.captured) AS captured,
+    sum(minutes.unresolved) AS unresolved,
+    sum(minutes.completions) AS completions,
+    sum(minutes.isolated) AS isolated,
+    sum(minutes.timed) AS timed,
+    sum(minutes.isolated_ns) AS isolated_ns,
+    sum(minutes.launch_ns) AS launch_ns
+FROM kernel_minutes AS minutes
+WHERE kind IN ('launch', 'graph_launch')
+    AND minute >= toDateTime(intDiv({from_ns:Int64}, 1000000000), 'UTC')
+    AND minute < toDateTime(intDiv({to_ns:Int64}, 1000000000), 'UTC')
+    AND ({service:String} = '' OR service = {service:String})
+GROUP BY kind, kernel_name
+ORDER BY kind, kernel_name

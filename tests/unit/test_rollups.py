@@ -1,0 +1,272 @@
+"""Roll-ups: the same counts as rows, durations within half a bin, the same verdicts; also when the rows are gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import loaded
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import captures
+from captures import MINUTE, SECOND, T0
+from kdiff.analysis import bins
+from kdiff.analysis.compare import Options, compare
+from kdiff.analysis.evidence import Evidence, Metric, extent
+from kdiff.analysis.quantiles import Ordered, quantile
+from kdiff.analysis.report import Report
+from kdiff.analysis.window import Window
+from kdiff.queries.address import Address
+from kdiff.queries.connection import connect
+from kdiff.queries.errors import KdiffError
+from kdiff.queries.server import ServerStore
+from kdiff.queries.store import CaptureStore, Store
+
+pytestmark = pytest.mark.usefixtures("engine")
+
+HOURS = 3
+BEFORE = Window(T0, T0 + HOURS * 60 * MINUTE)
+AFTER = Window(BEFORE.to_ns, BEFORE.to_ns + HOURS * 60 * MINUTE)
+LAUNCHES = 9_001  # of each kernel in each window
+METRICS: tuple[Metric, ...] = ("device", "completion", "launch", "graph")
+
+
+@pytest.fixture(scope="module")
+def capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two kernels and a graph, by every measure; after the swap gelu takes 30% longer."""
+    root = tmp_path_factory.mktemp("rollups") / "capture"
+    rng = np.random.default_rng(5)
+    for side, window in enumerate((BEFORE, AFTER)):
+        times = captures.spread(window.from_ns, window.to_ns, LAUNCHES)
+        for kernel, typical in (("gelu", 40_000 * (1 + 0.3 * side)), ("norm", 150), ("(graph)", 900_000)):
+            tag = f"{side}-{kernel}"
+            durations = (typical * rng.lognormal(0, 0.2, LAUNCHES)).astype(np.int64)
+            graph = kernel == "(graph)"
+            shapes = {"grid_x": rng.integers(1, 4, LAUNCHES), "pid": rng.integers(7, 9, LAUNCHES)}
+            launches = captures.launches(
+                "" if graph else kernel,
+                times,
+                kind="graph_launch" if graph else "launch",
+                duration_ns=rng.integers(0, 9_000, LAUNCHES),
+                completion_ns=durations + 9_000,
+                batch_launches=rng.integers(1, 3, LAUNCHES),
+                status=np.where(rng.random(LAUNCHES) < 0.003, 2, 0),
+                flags=np.where(rng.random(LAUNCHES) < 0.01, 1, 0),
+                **shapes,
+            )
+            captures.write(root, "cuda_events", launches, tag)
+            if not graph:
+                ran = captures.executions(kernel, times, durations, graph_id=rng.integers(0, 2, LAUNCHES), **shapes)
+                captures.write(root, "kernel_executions", ran, tag)
+    account = captures.health(BEFORE.from_ns, AFTER.to_ns, events=55, step=10 * MINUTE)
+    captures.write(root, "agent_health", account)
+    return root
+
+
+def judged(store: Store, exact: bool, before: Window = BEFORE, after: Window = AFTER, metric: str = "auto") -> Report:
+    return compare(
+        Evidence(store, before, exact=exact),
+        Evidence(store, after, exact=exact),
+        Options(metric=metric),  # type: ignore[arg-type]
+    )
+
+
+@dataclass(frozen=True)
+class Both:
+    rolled: Evidence
+    exact: Evidence
+
+    @classmethod
+    def of(cls, store: Store, window: Window) -> Both:
+        return cls(Evidence(store, window), Evidence(store, window, exact=True))
+
+
+def same_counts(both: Both) -> None:
+    assert both.rolled.rolled
+    assert not both.exact.rolled
+    assert both.rolled.census() == both.exact.census()
+    assert both.rolled.processes == both.exact.processes
+    assert both.rolled.timed_by == both.exact.timed_by
+
+
+def same_durations(both: Both) -> None:
+    """Each measure of each kernel: as many in each minute, each within half a bin of what it was."""
+    keys = {key: i for i, counts in enumerate(both.exact.census().values()) for key in counts.keys}
+    for metric in METRICS:
+        rolled, exact = both.rolled.values(metric, keys), both.exact.values(metric, keys)
+        assert rolled.keys() == exact.keys()
+        for code in rolled:
+            for isolated in (False, True):
+                one, other = rolled[code].choose(isolated), exact[code].choose(isolated)
+                if one is None or other is None:
+                    assert one is other, metric
+                    continue
+                assert one.counts is not None
+                per_minute = np.bincount(one.bucket, one.counts, one.buckets)
+                assert (per_minute == np.bincount(other.bucket, minlength=other.buckets)).all()
+                written_out = np.sort(np.repeat(one.durations_ns, one.counts))
+                assert near(written_out, np.sort(other.durations_ns)), metric
+
+
+def near(binned: NDArray[np.int64], true: NDArray[np.int64]) -> bool:
+    """Within half a bin and the rounding of what it stands for to whole nanoseconds."""
+    return bool((np.abs(binned - true) <= true * bins.BOUND * 1.0001 + 0.5).all())
+
+
+def test_counts_and_durations_are_those_of_the_rows(capture: Path) -> None:
+    with CaptureStore(capture) as store:
+        both = Both.of(store, BEFORE)
+        same_counts(both)
+        same_durations(both)
+        assert both.rolled.recording().coverage == both.exact.recording().coverage == 1.0
+        listed = [{row["kernel_name"]: row for row in e.kernels()} for e in (both.rolled, both.exact)]
+    assert listed[0].keys() == listed[1].keys() == {"gelu", "norm"}
+    for name, row in listed[0].items():
+        for column, value in row.items():
+            true = listed[1][name][column]
+            assert value == (pytest.approx(true, rel=0.003) if "p99" in column else true), column
+
+
+@pytest.mark.parametrize("metric", ["auto", "completion", "launch", "graph"])
+def test_verdicts_are_those_of_the_rows(capture: Path, metric: str) -> None:
+    with CaptureStore(capture) as store:
+        rolled, exact = judged(store, False, metric=metric), judged(store, True, metric=metric)
+    assert [(row.kernel, row.verdict, row.n_before, row.n_after) for row in rolled.kernels] == [
+        (row.kernel, row.verdict, row.n_before, row.n_after) for row in exact.kernels
+    ]
+    for one, other in zip(rolled.kernels, exact.kernels, strict=True):
+        assert one.ratio == pytest.approx(other.ratio, rel=0.006)
+        assert one.ci is not None
+        assert other.ci is not None
+        assert one.ci[0] <= other.ci[0] * 1.0001, "bins must not make it surer"
+        assert one.ci[1] >= other.ci[1] * 0.9999
+        assert one.ci == pytest.approx(other.ci, rel=0.012)
+    assert (rolled.verdict, rolled.before.lost) == (exact.verdict, exact.before.lost)
+    if metric == "auto":
+        assert [(row.kernel, row.verdict.value) for row in rolled.kernels] == [("gelu", "REGRESSED"), ("norm", "PASS")]
+
+
+def test_a_window_is_whole_minutes(capture: Path) -> None:
+    ragged = Window(BEFORE.from_ns + 17 * SECOND + 1, BEFORE.to_ns - 3 * SECOND)
+    with CaptureStore(capture) as store:
+        both = Both.of(store, ragged)
+        assert both.rolled.window == both.exact.window == Window(BEFORE.from_ns + MINUTE, BEFORE.to_ns - MINUTE)
+        same_counts(both)
+        same_durations(both)
+
+
+@pytest.mark.parametrize(("length_ns", "rolled"), [(120 * MINUTE, True), (120 * MINUTE - 1, False)])
+def test_how_long_a_window_is_read_from_roll_ups(capture: Path, length_ns: int, rolled: bool) -> None:
+    with CaptureStore(capture) as store:
+        evidence = Evidence(store, Window(T0, T0 + length_ns))
+    assert evidence.rolled is rolled
+    assert evidence.window.length_ns == length_ns
+
+
+def test_an_empty_window_is_empty(capture: Path) -> None:
+    with CaptureStore(capture) as store:
+        later = Both.of(store, Window(AFTER.to_ns + MINUTE, AFTER.to_ns + 500 * MINUTE))
+        same_counts(later)
+        assert later.rolled.census() == {}
+        assert later.rolled.values("device", {1: 0}) == {}
+        assert later.rolled.kernels() == []
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.one_of(st.integers(0, 1000), st.integers(0, 3_600 * SECOND), st.sampled_from([0, 200, 201, 2**62])),
+        min_size=1,
+        max_size=300,
+    )
+)
+def test_any_duration_lands_within_half_a_bin(tmp_path_factory: pytest.TempPathFactory, durations: list[int]) -> None:
+    root = tmp_path_factory.mktemp("any")
+    window = Window(T0, T0 + 130 * MINUTE)
+    times = captures.spread(window.from_ns, window.to_ns, len(durations))
+    values = np.array(durations, np.int64)
+    captures.write(root, "kernel_executions", captures.executions("k", times, values))
+    captures.write(root, "cuda_events", captures.launches("k", times, completion_ns=values, duration_ns=values))
+    with CaptureStore(root) as store:
+        both = Both.of(store, window)
+        same_counts(both)
+        same_durations(both)
+
+
+def test_bins_do_not_depend_on_the_order_in_which_they_meet(own_database: Address, capture: Path) -> None:
+    loaded.load(own_database, capture)
+    with ServerStore(own_database) as server, CaptureStore(capture) as store:
+        for window in (BEFORE, AFTER):
+            same_counts(Both.of(server, window))
+            same_durations(Both(Evidence(server, window), Evidence(store, window, exact=True)))
+        client = connect(own_database)
+        client.command("OPTIMIZE TABLE kernel_minutes FINAL")
+        same_durations(Both(Evidence(server, BEFORE), Evidence(store, BEFORE, exact=True)))
+        client.close()
+
+
+def test_rows_that_are_gone_leave_long_windows_and_no_wrong_answer(own_database: Address, capture: Path) -> None:
+    loaded.load(own_database, capture)
+    with ServerStore(own_database) as server:
+        whole = judged(server, False)
+        client = connect(own_database)
+        for table in ("cuda_events", "kernel_executions"):
+            client.command(
+                f"ALTER TABLE {table} DELETE WHERE timestamp_ns < {BEFORE.to_ns}", settings={"mutations_sync": 2}
+            )
+        client.close()
+        left = judged(server, False)
+        assert [(r.kernel, r.verdict, r.n_before, r.ci) for r in left.kernels] == [
+            (r.kernel, r.verdict, r.n_before, r.ci) for r in whole.kernels
+        ]
+        short = Window(BEFORE.to_ns - 20 * MINUTE, BEFORE.to_ns), Window(AFTER.from_ns, AFTER.from_ns + 20 * MINUTE)
+        for exact, windows in ((False, short), (True, (BEFORE, AFTER))):
+            with pytest.raises(KdiffError, match=r"of the before window .* are kept in roll-ups only: choose a window"):
+                judged(server, exact, *windows)
+        known = extent(server)
+        assert known is not None
+        assert known.from_ns == BEFORE.from_ns
+
+
+@pytest.mark.parametrize(
+    ("before_ns", "after_ns"), [(9_000, 9_432), (9_000, 9_460), (40_000, 41_990), (40_000, 42_020)]
+)
+def test_bins_do_not_decide_what_lies_at_the_margin(tmp_path: Path, before_ns: int, after_ns: int) -> None:
+    """A deterministic kernel moves by nearly the tolerance: a bin's width is no evidence."""
+    for side, (window, duration) in enumerate(((BEFORE, before_ns), (AFTER, after_ns))):
+        times = captures.spread(window.from_ns, window.to_ns, LAUNCHES)
+        captures.write(tmp_path, "kernel_executions", captures.executions("k", times, duration), f"{side}")
+    captures.write(tmp_path, "agent_health", captures.health(BEFORE.from_ns, AFTER.to_ns, events=0, step=10 * MINUTE))
+    with CaptureStore(tmp_path) as store:
+        rolled, exact = (captures.only(judged(store, e), "k").verdict.value for e in (False, True))
+    assert exact == ("REGRESSED" if after_ns > 1.05 * before_ns else "PASS")
+    assert rolled == "INCONCLUSIVE"
+
+
+def test_calls_in_device_windows_are_not_judged_when_their_rows_are_gone(
+    own_database: Address, capture: Path, tmp_path: Path
+) -> None:
+    """Device windows in one period only: without rows nobody can leave the slower calls out."""
+    windows = captures.device_windows(np.arange(AFTER.from_ns, AFTER.to_ns, MINUTE), 20 * SECOND, pid=7)
+    captures.write(tmp_path, "device_windows", windows)
+    loaded.load(own_database, capture, tmp_path)
+    with ServerStore(own_database) as server:
+        before = judged(server, False, metric="completion")
+        assert "those in them are left out" in " ".join(before.notes)
+        client = connect(own_database)
+        client.command(f"DELETE FROM cuda_events WHERE timestamp_ns < {BEFORE.to_ns}")
+        client.close()
+        after = judged(server, False, metric="completion")
+    assert {row.verdict.value for row in after.kernels} == {"INCONCLUSIVE"}
+    assert all("they cannot be left out: its rows are gone" in row.reasons[0] for row in after.kernels)
+
+
+def test_what_a_bin_stands_for() -> None:
+    values = bins.durations_ns(np.arange(0, 1 << 16))
+    assert (np.diff(values) >= 0).all()
+    assert values[:203].tolist() == list(range(203))
+    assert quantile(Ordered.of(values[:201]), 0.99) == 198
