@@ -21,7 +21,7 @@ from kdiff.analysis.arguments import FormatName, ListFormat, MetricName, Undecid
 from kdiff.analysis.command_delete import delete_command
 from kdiff.analysis.command_export import export_command
 from kdiff.analysis.command_migrate import migrate_command
-from kdiff.analysis.options import ServiceOption, StoreOption, WindowOption
+from kdiff.analysis.options import ExactOption, ServiceOption, StoreOption, WindowOption
 from kdiff.analysis.terminal import INTERRUPTED, PROGRAM, TERMINATED, colour, fail, interruptible, show, warn
 from kdiff.queries.errors import KdiffError
 from kdiff.queries.printable import printable
@@ -96,6 +96,7 @@ def compare_command(
         bool,
         typer.Option("--one-gpu-model", help="One host's GPUs calibrate another's completions."),
     ] = False,
+    exact: ExactOption = False,
     show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """Compare two windows (the command without a subcommand)."""
@@ -135,7 +136,7 @@ def compare_command(
         max_unjudged=losses[1],
     )
     with _stores() as open_once:
-        evidence = {side: _evidence(spec, store, service, open_once) for side, spec in specs.items()}
+        evidence = {side: _evidence(spec, store, service, exact, open_once) for side, spec in specs.items()}
         same = evidence["before"].store is evidence["after"].store
         pair_warnings = timespec.check_pair(evidence["before"].window, evidence["after"].window, now_ns, same)
         report = compare(evidence["before"], evidence["after"], options)
@@ -150,6 +151,7 @@ def kernels_command(
     store: StoreOption = "./kdiff-capture",
     service: ServiceOption = "",
     window: WindowOption = "15m",
+    exact: ExactOption = False,
     output: Annotated[ListFormat, typer.Option("--format", help="Output format.")] = ListFormat.TABLE,
 ) -> None:
     """List the kernels that ran: launches, average and p99 of each, since when, and what was lost."""
@@ -160,7 +162,7 @@ def kernels_command(
     from kdiff.analysis import listing
 
     with _stores() as open_once:
-        evidence = _evidence(parsed, store, service, open_once)
+        evidence = _evidence(parsed, store, service, exact, open_once)
         found = listing.read(evidence)
         warnings = [*evidence.store.warnings, *found.warnings]
     warn(warnings)
@@ -223,13 +225,13 @@ def _stores() -> Iterator[Opener]:
             store.close()
 
 
-def _evidence(spec: Window | Path | None, store: str, service: str, open_once: Opener) -> Evidence:
+def _evidence(spec: Window | Path | None, store: str, service: str, exact: bool, open_once: Opener) -> Evidence:
     from kdiff.analysis.evidence import Evidence, whole_window
 
     if spec is None or isinstance(spec, Path):
         capture = open_once(store if spec is None else str(spec))
-        return Evidence(capture, whole_window(capture, service), service)
-    return Evidence(open_once(store), spec, service)
+        return Evidence(capture, whole_window(capture, service), service, exact)
+    return Evidence(open_once(store), spec, service, exact)
 
 
 def _version() -> str:

@@ -19,3 +19,6 @@ ServiceOption = Annotated[str, typer.Option("--service", metavar="NAME", help="O
 WindowOption = Annotated[
     str, typer.Option("--window", metavar="LENGTH", help="Length of a window given by one instant.")
 ]
+ExactOption = Annotated[
+    bool, typer.Option("--exact", help="Read each row, where windows of two hours or more are read from roll-ups.")
+]

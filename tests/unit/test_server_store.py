@@ -203,3 +203,23 @@ def test_what_names_the_store(monkeypatch: pytest.MonkeyPatch, triton: Address, 
         assert store.name == str(swap)
     with pytest.raises(StoreError, match="write clickhouse://user@host:8123/kdiff"):
         open_store("http://localhost:8123")
+
+
+def test_long_windows_come_from_rollups_unless_exact(run: Run, tmp_path: Path, database: Address) -> None:
+    hours = 120 * captures.MINUTE
+    rng = np.random.default_rng(3)
+    for number in range(2):
+        begin = T0 + number * hours
+        times = captures.spread(begin, begin + hours, 6_007)
+        values = (80_000 * rng.lognormal(0, 0.1, len(times))).astype(np.int64)
+        captures.write(tmp_path, "cuda_events", captures.launches("k", times, completion_ns=values), f"{number}")
+        captures.write(tmp_path, "agent_health", captures.health(begin, begin + hours), f"{number}")
+    loaded.load(database, tmp_path)
+    pair = ["--before", "2025-11-27T10:00/2h", "--after", "2025-11-27T12:00/2h", "--on-undecided", "pass"]
+    _, rolled = same(run, tmp_path, database, *pair)
+    _, exact = same(run, tmp_path, database, *pair, "--exact")
+    (binned,), (kernel,) = rolled["kernels"], exact["kernels"]
+    assert (binned["verdict"], binned["n_before"]) == (kernel["verdict"], kernel["n_before"]) == ("PASS", 6_007)
+    for name in ("value_before", "value_after"):
+        assert binned[name] != kernel[name]
+        assert abs(binned[name] / kernel[name] - 1) <= 0.0025
