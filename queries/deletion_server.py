@@ -16,7 +16,7 @@ from kdiff.queries.server import explained
 
 NS: Final = 1_000_000_000
 _POLL_S: Final = 0.2
-_ROLLUP: Final = "kernel_minutes"
+_ROLLUPS: Final = ("kernel_minutes", "kernel_totals")
 _DISTRIBUTED: Final = re.compile(r"Distributed\('([^']+)', '([^']+)', '([^']+)'")
 
 
@@ -79,7 +79,8 @@ class ServerDeletion:
             table: f"{column} <= {before}" if column == "to_ns" else f"{column} < {before}"
             for table, column in ENDS.items()
         }
-        return conditions | {_ROLLUP: f"toUnixTimestamp(minute) < {before // 1_000_000_000}", NAMES: "1"}
+        old = f"toUnixTimestamp(minute) < {before // 1_000_000_000}"
+        return conditions | dict.fromkeys(_ROLLUPS, old) | {NAMES: "1"}
 
     def _ours(self) -> str:
         from clickhouse_connect.driver.binding import format_str

@@ -293,7 +293,7 @@ def test_a_server_loses_the_same(run: Run, capture: Path, database: Address) -> 
     before = counts(database)
     result = run(database, "--before", CUT, "--service", HOSTILE, "--yes")
     assert (result.code, result.err) == (0, "")
-    assert result.out.endswith(f"of the service {HOSTILE}: rows {SAID}, 8 of kernel_minutes\n")
+    assert result.out.endswith(f"of the service {HOSTILE}: rows {SAID}, 8 of kernel_minutes, 8 of kernel_totals\n")
     after = counts(database)
     assert {t: before[t][HOSTILE] - after[t].get(HOSTILE, 0) for t in TABLES if t in COUNTS} == COUNTS
     with connect(database) as client:
