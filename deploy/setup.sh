@@ -42,7 +42,7 @@ find_python() {
 }
 
 missing_packages() {
-    local -A of=([gcc]=gcc [objcopy]=binutils [git]=git)
+    local -A of=([gcc]=gcc [objcopy]=binutils [git]=git [openssl]=openssl)
     local tool
     for tool in "${!of[@]}"; do
         command -v "$tool" >/dev/null || echo "${of[$tool]}"
