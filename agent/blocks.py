@@ -26,6 +26,7 @@ from kdiff.queries.tables import TABLES
 
 # A part of what a block of a cut segment is called: with another one, half-shipped segments would be sent twice.
 BLOCK_ROWS: Final = 500_000
+_BATCH_ROWS: Final = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class OpenSegment:
 
     def __init__(self, file: SegmentFile, block_rows: int = BLOCK_ROWS) -> None:
         """Raises UnreadableError: no segment of its table, torn, or gone ('')."""
-        read_footer(file.path, file.table, TABLES[file.table])
+        self.last_ns = read_footer(file.path, file.table, TABLES[file.table]).last_ns
         self.file = file
         try:
             self._stream = open(file.path, "rb")  # noqa: SIM115
@@ -89,7 +90,7 @@ class OpenSegment:
     def damaged(self) -> bool:
         """Whether rows cannot be read, although the footer can: what a server says about it may be anything."""
         try:
-            for _ in self._parquet.iter_batches(1 << 16):
+            for _ in self._parquet.iter_batches(_BATCH_ROWS):
                 pass
         except (pa.ArrowException, OSError):
             return True
@@ -110,7 +111,7 @@ class _Rows:
     """A Parquet file's rows, taken in pieces of any length: where a reader cuts them is its own affair."""
 
     def __init__(self, file: pq.ParquetFile, columns: list[str]) -> None:
-        self._batches: Iterator[Any] = file.iter_batches(1 << 16, columns=columns)
+        self._batches: Iterator[Any] = file.iter_batches(_BATCH_ROWS, columns=columns)
         self._rest: pa.Table | None = None
 
     def take(self, rows: int) -> pa.Table:

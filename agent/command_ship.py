@@ -85,7 +85,7 @@ def ship_command(
 
                 def confirmed(file: SegmentFile) -> None:
                     advance(file.size)
-                    if delete:
+                    if delete and file.key not in shipper.tally.outlived:
                         with contextlib.suppress(OSError):
                             file.path.unlink()
 

@@ -26,6 +26,7 @@ class Follower:
         tally = self.shipper.tally
         there = {file.key for file in files}
         tally.confirmed &= there
+        tally.outlived &= there
         for key in tally.left.keys() - there:
             del tally.left[key]
         found = [file for file in files if file.key not in tally.confirmed and not self.known(file)]

@@ -8,6 +8,7 @@ confirmed the block is listed; the server remembers tokens for longer than the t
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ _AT_ONCE: Final = 16  # segments that are looked up, sent and then listed togeth
 _ANSWER_WITHIN_S: Final = 60
 _LISTED_ANEW_S: Final = 10.0
 _LIST_EVERY_S: Final = 1.0
+_DAY_NS: Final = 86_400_000_000_000
 # What is wrong with these is wrong with every segment: rights, database, tables, columns, users.
 _HOPELESS: Final = frozenset({16, 47, 60, 81, 115, 164, 192, 193, 194, 452, 497, 516})
 _BLOCK_SETTINGS: Final = {
@@ -65,6 +67,7 @@ class Tally:
     retries: int = 0
     last_success: float = 0.0  # Unix time
     confirmed: set[str] = field(default_factory=set)
+    outlived: set[str] = field(default_factory=set)  # confirmed, and so old that the server drops their rows
     left: dict[str, str] = field(default_factory=dict)
 
 
@@ -101,6 +104,10 @@ class Shipper:
         self._client: Any = None
         self._host = 0  # which of the address's hosts comes first
         self._random = random.Random()
+        self._keeps: dict[str, int] = {}  # days, by table
+        self._sent: list[tuple[str, str, int]] = []  # blocks that are not listed yet: name, table, rows
+        self._whole: list[OpenSegment] = []  # segments whose blocks are all sent, the last of them not listed yet
+        self._listed_at = self._looked_at = 0.0
         self.tally = Tally()
 
     def ship(self, files: Sequence[SegmentFile]) -> None:
@@ -131,9 +138,7 @@ class Shipper:
             opened = [held.enter_context(one) for file in files if (one := self._open(file)) is not None]
             names = [block.name for one in opened for block in one.blocks]
             listed = self._persist(lambda client: _listed(client, names)) if names else {}
-            asked = time.monotonic()
-            sent: list[tuple[OpenSegment, list[Block]]] = []
-            list_at = asked + _LIST_EVERY_S
+            self._listed_at = self._looked_at = time.monotonic()
             try:
                 for one in opened:
                     missing = self._missing(one, listed)
@@ -142,29 +147,30 @@ class Shipper:
                         self._done(one)
                     elif missing and one.hold():
                         self._hooks.begun(one.file)
-                        if self._send(one, set(missing), asked):
-                            sent.append((one, missing))
-                    if time.monotonic() >= list_at:
-                        self._list(sent)
-                        list_at = time.monotonic() + _LIST_EVERY_S
-                self._list(sent)
+                        if self._send(one, set(missing)):
+                            self._whole.append(one)
+                self._list()
             except BaseException:
                 # Told to end, or interrupted: tokens are remembered for a time only, the list is kept.
                 with suppress(Exception):
-                    if sent and self._client is not None:
-                        _list(self._client, _rows_of(sent))
+                    if self._sent and self._client is not None:
+                        _list(self._client, self._sent)
                 raise
+            finally:
+                self._sent, self._whole = [], []
 
-    def _list(self, sent: list[tuple[OpenSegment, list[Block]]]) -> None:
+    def _list(self) -> None:
         """Lists what was sent; only then it counts as confirmed."""
+        sent = self._sent
         if sent:
-            self._persist(lambda client: _list(client, _rows_of(sent)))
-        for one, missing in sent:
+            self._persist(lambda client: _list(client, sent))
+        self.tally.rows += sum(rows for _, _, rows in sent)
+        for one in self._whole:
             self.tally.segments += 1
             self.tally.bytes += one.file.size
-            self.tally.rows += sum(block.rows for block in missing)
             self._done(one)
-        sent.clear()
+        self._sent, self._whole = [], []
+        self._listed_at = time.monotonic()
 
     def _open(self, file: SegmentFile) -> OpenSegment | None:
         try:
@@ -192,6 +198,14 @@ class Shipper:
 
     def _done(self, one: OpenSegment) -> None:
         self.tally.confirmed.add(one.file.key)
+        days = self._keeps.get(one.file.table)
+        if days is not None and one.last_ns is not None and one.last_ns < time.time_ns() - days * _DAY_NS:
+            if not self.tally.outlived:
+                self._hooks.note(
+                    f"{printable(str(one.file.path))} and what else is older than {days} days is dropped by the "
+                    "server, which keeps its roll-ups only: `kdiff migrate` sets how long rows are kept"
+                )
+            self.tally.outlived.add(one.file.key)
         self._hooks.confirmed(one.file)
 
     def _leave(self, file: SegmentFile, why: str) -> None:
@@ -199,23 +213,28 @@ class Shipper:
             self.tally.left[file.key] = why
             self._hooks.note(why)
 
-    def _send(self, one: OpenSegment, missing: set[Block], asked: float) -> bool:
+    def _send(self, one: OpenSegment, missing: set[Block]) -> bool:
         """Whether all blocks of the segment are in the store now."""
+        shown = printable(str(one.file.path))
         try:
             for block, body in one.bodies():
-                if block in missing and block.rows:
-                    self._persist(self._insertion(one, block, body, asked))
+                if block not in missing:
+                    continue
+                if block.rows:
+                    self._persist(self._insertion(one, block, body))
+                self._sent.append((block.name, one.file.table, block.rows))
+                if time.monotonic() - self._listed_at >= _LIST_EVERY_S:
+                    self._list()
         except UnreadableError as error:
-            self._leave(one.file, f"skipped {printable(str(one.file.path))}: {error}")
+            self._leave(one.file, f"skipped {shown}: {error}")
             return False
         except RefusedError as error:
             damaged = one.damaged()
-            shown = printable(str(one.file.path))
             self._leave(one.file, f"skipped {shown}: damaged" if damaged else f"{shown} is refused: {error}")
             return False
         return True
 
-    def _insertion(self, one: OpenSegment, block: Block, body: IO[bytes], asked: float) -> Callable[[Any], None]:
+    def _insertion(self, one: OpenSegment, block: Block, body: IO[bytes]) -> Callable[[Any], None]:
         start = body.tell()
         attempts = 0
 
@@ -223,14 +242,13 @@ class Shipper:
             nonlocal attempts
             attempts += 1
             # What another shipper has listed meanwhile is not sent, however old its token is.
-            look = attempts > 1 or time.monotonic() - asked > _LISTED_ANEW_S
+            look = attempts > 1 or time.monotonic() - self._looked_at > _LISTED_ANEW_S
             if look and (block.name, one.file.table) in _listed(client, [block.name]):
                 return
             body.seek(start)
             token = f"{one.file.table}/{block.name}"
-            client.raw_insert(
-                one.file.table, one.columns, body, _known(client, {"insert_deduplication_token": token}), fmt="Parquet"
-            )
+            settings = _known(client, {"insert_deduplication_token": token})
+            client.raw_insert(one.file.table, one.columns, body, settings, fmt="Parquet")
 
         return insert
 
@@ -286,6 +304,7 @@ class Shipper:
             client = connect(address, timeout_s=min(_ANSWER_WITHIN_S, address.timeout_s))
             try:
                 migrations.check(client)
+                self._keeps = _retention(client)
             except BaseException:
                 client.close()
                 raise
@@ -313,6 +332,13 @@ def _known(client: Any, more: dict[str, object]) -> dict[str, object]:
     }
 
 
+def _retention(client: Any) -> dict[str, int]:
+    """For how many days the server keeps rows of each table, where it says so."""
+    found = client.query("SELECT name, engine_full FROM system.tables WHERE database = currentDatabase()")
+    days = ((name, re.search(r"toIntervalDay\((\d+)\)", engine)) for name, engine in found.result_rows)
+    return {name.removesuffix("_local"): int(told[1]) for name, told in days if told}
+
+
 def _listed(client: Any, names: Sequence[str]) -> dict[tuple[str, str], int]:
     """The rows of each block that the store has, by its name and table."""
     found = client.query(
@@ -323,10 +349,7 @@ def _listed(client: Any, names: Sequence[str]) -> dict[tuple[str, str], int]:
     return {(str(name), str(table)): int(rows) for name, table, rows in found.result_rows}
 
 
-def _rows_of(sent: Sequence[tuple[OpenSegment, list[Block]]]) -> list[list[object]]:
-    return [[block.name, one.file.table, block.rows] for one, missing in sent for block in missing]
-
-
-def _list(client: Any, rows: list[list[object]]) -> None:
+def _list(client: Any, sent: Sequence[tuple[str, str, int]]) -> None:
     settings = _known(client, {"insert_deduplicate": 0})
+    rows = [list(row) for row in sent]
     client.insert("shipped_segments", rows, ["segment", "table", "rows"], settings=settings)

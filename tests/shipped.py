@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import captures
+from kdiff.agent.segment_files import Listing
 from kdiff.agent.segments import SegmentWriter
+from kdiff.agent.shipping import Hooks, Shipper, Tally
+from kdiff.queries.address import Address
+from kdiff.queries.connection import connect
+from kdiff.queries.migrations import migrate
 from kdiff.queries.tables import TABLES
 
 BOOT = "0123456789abcdef"
@@ -103,3 +110,33 @@ SELECT count(), countIf(completion_ns > 0), sumIf(completion_ns, batch_launches 
     countIf(duration_ns > 0)
 FROM cuda_events WHERE kind IN ('launch', 'graph_launch')
 """
+
+
+@contextmanager
+def migrated(address: Address, name: str) -> Iterator[Address]:
+    """A database of that name, dropped in the end."""
+    address = replace(address, database=name)
+    client = connect(address, database="")
+    migrate(client, name)
+    yield address
+    client.command(f"DROP DATABASE {name} SYNC")
+    client.close()
+
+
+def empty(client: Any) -> None:
+    for table in (*TABLES, "kernel_minutes", "shipped_segments"):
+        client.command(f"TRUNCATE TABLE {table}")
+
+
+def count(client: Any, table: str = "cuda_events") -> int:
+    return int(client.query(f"SELECT count() FROM {table}").first_row[0])
+
+
+def ship(address: Address, root: Path, **options: Any) -> Tally:
+    notes: list[str] = []
+    shipper = Shipper(lambda: address, Hooks(note=notes.append), **options)
+    try:
+        shipper.ship(Listing(root, notes.append).read())
+    finally:
+        shipper.close()
+    return shipper.tally
