@@ -34,6 +34,11 @@ class Keeping:
         self._started_at = self._start_at = 0.0
         self._delay_s = _FIRST_DELAY_S
 
+    @property
+    def pid(self) -> int:
+        """Of the process; 0 when there is none."""
+        return self._process.pid if self._process is not None else 0
+
     def tell(self, figures: Mapping[str, Any]) -> None:
         """Passes figures on without waiting for anything; called about once a second."""
         now = time.monotonic()

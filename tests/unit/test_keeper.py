@@ -1,0 +1,248 @@
+"""The process beside a recorder, with a spool that the test writes as a recorder would."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+from urllib.request import urlopen
+
+import pyarrow.parquet as pq
+import pytest
+import shipped
+
+from kdiff.agent.command_run import size
+from kdiff.agent.keeping import Keeping
+from kdiff.agent.metrics import of_summary
+from kdiff.agent.recording import Summary
+from kdiff.agent.segments import SegmentWriter
+from kdiff.queries.connection import connect
+from kdiff.queries.migrations import migrate
+from server import PASSWORD, StandIn
+
+Ask = Callable[[str], tuple[Any, ...]]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
+    """A server that may be stopped; a test leaves it running."""
+    with StandIn(tmp_path_factory.mktemp("server")) as running:
+        client = connect(running.address(), database="")
+        migrate(client, "kdiff")
+        client.close()
+        yield running
+
+
+@pytest.fixture
+def store(server: StandIn) -> Ask:
+    """Asks the server for one row; its tables are empty."""
+    client = connect(server.address())
+    shipped.empty(client)
+    client.close()
+
+    def ask(sql: str) -> tuple[Any, ...]:
+        client = connect(server.address())
+        try:
+            return tuple(client.query(sql).first_row)
+        finally:
+            client.close()
+
+    return ask
+
+
+class Running:
+    """The keeper of one spool."""
+
+    def __init__(self, root: Path, *options: str, env: Mapping[str, str] | None = None) -> None:
+        self.root = root
+        root.mkdir(exist_ok=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "kdiff.agent.keeper", str(root), *options],
+            env={**os.environ, **({"KDIFF_CLICKHOUSE_PASSWORD": PASSWORD} if env is None else env)},
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stderr):
+            if pipe:
+                pipe.close()
+
+    def end(self) -> str:
+        """As a recorder ends; what was said."""
+        _, said = self.process.communicate(timeout=15)
+        assert self.process.returncode == 0
+        return said
+
+    @property
+    def segments(self) -> list[Path]:
+        return sorted(self.root.glob("*/*.parquet"))
+
+    @property
+    def bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.segments if path.exists())
+
+
+def eventually(what: Callable[[], bool], seconds: float = 25) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def write_more(writer: SegmentWriter, sizes: list[int]) -> None:
+    """As `shipped.write`, behind what the writer has written."""
+    at = time.time_ns()
+    for number, rows in enumerate(sizes):
+        events = shipped.events(rows, number, at)
+        at = int(events["timestamp_ns"][-1].as_py()) + 1
+        writer.write("cuda_events", events)
+        writer.write("agent_health", shipped.health(int(events["timestamp_ns"][0].as_py()), at, rows))
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+LOST = "SELECT sum(lost_launches) + sum(lost_syncs) + sum(lost_other) FROM agent_health"
+
+
+def test_what_the_bound_allows_survives_an_outage_and_what_it_does_not_is_counted(
+    server: StandIn, store: Ask, tmp_path: Path
+) -> None:
+    port = free_port()
+    server.stop()
+    options = ("--store", f"{server.url()}?timeout=3", "--max-bytes", "300000", "--metrics", f"127.0.0.1:{port}")
+    with Running(tmp_path / "spool", *options) as keeper:
+        # Within the bound: all of it arrives.
+        writer = shipped.write(keeper.root, [1009] * 5)
+        eventually(lambda: b"kdiff_waiting_segments 11.0" in metrics(port))
+        time.sleep(1.5)
+        assert len(keeper.segments) == 11
+        server.start()
+        eventually(lambda: store("SELECT count() FROM cuda_events") == (5045,))
+        eventually(lambda: b"kdiff_waiting_segments 0.0" in metrics(port))
+        assert store(LOST) == (0,)
+        # Beyond it: the oldest goes, after what the server has.
+        server.stop()
+        sizes = [5003] * 12
+        write_more(writer, sizes)
+        eventually(lambda: keeper.bytes <= 300_000)
+        shed = sum(pq.read_table(keeper.root / "agent_health").to_pandas()[["lost_launches", "lost_syncs"]].sum())
+        assert shed > 0
+        assert shed % 5003 == 0
+        assert b'kdiff_shed_rows_total{table="cuda_events"} %d.0' % shed in metrics(port)
+        server.start()
+        eventually(lambda: store("SELECT count() FROM cuda_events")[0] + store(LOST)[0] == 5045 + sum(sizes))
+        assert store(LOST) == (shed,)
+        assert store("SELECT sum(launches) FROM kernel_minutes") == store(
+            "SELECT countIf(kind != 'sync') FROM cuda_events"
+        )
+        keeper.process.stdin.write(json.dumps(of_summary(Summary(events=7, attached_probes=3))) + "\n")
+        keeper.process.stdin.flush()
+        eventually(lambda: b"kdiff_events_total 7.0" in metrics(port))
+        assert b"kdiff_attached_probes 3.0" in metrics(port)
+        said = keeper.end()
+    assert said.count("the oldest rows are given up and counted as lost") == 1
+    assert said.count("nothing listens on") <= 2
+    assert PASSWORD not in said
+
+
+def metrics(port: int) -> bytes:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            told: bytes = answer.read()
+    except OSError:
+        return b""
+    return told
+
+
+def test_it_ends_with_its_recorder_and_not_before(server: StandIn, store: Ask, tmp_path: Path) -> None:
+    with Running(tmp_path / "spool", "--store", server.url(), "--max-bytes", "1000000000") as keeper:
+        writer = shipped.write(keeper.root, [101])
+        eventually(lambda: store("SELECT count() FROM cuda_events") == (101,))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            keeper.process.send_signal(number)
+        # What is written last, right before the end, is shipped.
+        write_more(writer, [103])
+        said = keeper.end()
+    assert said == ""
+    assert store("SELECT count() FROM cuda_events") == (204,)
+    assert len(keeper.segments) == 5  # the bound leaves them
+
+
+def test_a_server_that_hangs_does_not_keep_it(server: StandIn, store: Ask, tmp_path: Path) -> None:
+    with Running(tmp_path / "spool", "--store", server.url(), "--max-bytes", "1000000000") as keeper:
+        server.fault("stall", match="INSERT INTO cuda_events")
+        shipped.write(keeper.root, [101])
+        eventually(lambda: server.told()["faults"][0]["met"] == 1)
+        began = time.monotonic()
+        keeper.end()
+        assert time.monotonic() - began < 8
+    server.clear_faults()
+    assert (keeper.root / ".shipped").read_text().splitlines()[-1].startswith("?cuda_events/")
+
+
+def test_what_an_administrator_can_mend_is_said_and_tried_again(
+    server: StandIn, store: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("guessed")
+    root = tmp_path / "spool"
+    shipped.write(root, [101])
+    monkeypatch.delenv("KDIFF_CLICKHOUSE_PASSWORD", raising=False)
+    options = ("--max-bytes", "1000000", "--store", server.url())
+    with Running(root, *options, env={"KDIFF_CLICKHOUSE_PASSWORD_FILE": str(secret)}) as keeper:
+        assert keeper.process.stderr is not None
+        assert "wrong password" in keeper.process.stderr.readline()
+        secret.write_text(PASSWORD)
+        eventually(lambda: store("SELECT count() FROM cuda_events") == (101,))
+        assert keeper.end() == ""
+
+
+def test_one_that_dies_is_started_again_and_never_waited_for(tmp_path: Path) -> None:
+    said: list[str] = []
+    keeping = Keeping(tmp_path, "", 1 << 30, "", said.append)
+    try:
+        keeping.tell({"events": 1})
+        first = keeping.pid
+        assert first
+        os.kill(first, signal.SIGSTOP)
+        began = time.monotonic()
+        for _ in range(3000):  # more than the pipe holds
+            keeping.tell({"events": 1, "padding": "x" * 100})
+        assert time.monotonic() - began < 2
+        os.kill(first, signal.SIGKILL)
+        eventually(lambda: (keeping.tell({}), keeping.pid != first and keeping.pid != 0)[1])
+        assert said == ["the process that ships and bounds the spool ended (-9): starting it again in 1 s"]
+    finally:
+        keeping.end()
+    assert keeping.pid == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_"), [("1", 1), ("10G", 10 << 30), ("500m", 500 << 20), ("2TiB", 2 << 40), ("64KB", 64 << 10)]
+)
+def test_sizes(text: str, bytes_: int) -> None:
+    assert size(text) == bytes_
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5G", "G", "10 G B", "1e9"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(Exception, match="is no size: write 10G or 500M"):
+        size(text)
