@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kdiff.agent.blocks import hold_for_shedding
+from kdiff.agent.errors import AgentError
 from kdiff.agent.journal import Journal
 from kdiff.agent.segment_files import Listing, SegmentFile
 from kdiff.agent.segments import SegmentWriter
@@ -54,14 +55,23 @@ class DiskPolicy:
     """Keeps a spool within a bound. One for a directory at a time; a shipper may run beside it."""
 
     def __init__(
-        self, listing: Listing, max_bytes: int, journal: Journal, writer: SegmentWriter, note: Callable[[str], None]
+        self,
+        listing: Listing,
+        max_bytes: int,
+        journal: Journal,
+        writer: Callable[[], SegmentWriter],
+        note: Callable[[str], None],
     ) -> None:
-        """`writer` is for accounts. `note` is told once that rows are given up. Ends what a kill cut short."""
+        """`writer` is asked for once there is an account: before that a full disk may refuse one.
+
+        `note` is told once that rows are given up. Ends what a kill cut short.
+        """
         self._listing = listing
         self._root = listing.root
         self._max_bytes = max_bytes
         self._journal = journal
-        self._writer = writer
+        self._open_writer = writer
+        self._opened: SegmentWriter | None = None
         self._note: Callable[[str], None] | None = note
         self._owed: list[tuple[str, pa.Table]] = []  # accounts that the disk has refused
         self.shed = Shed()
@@ -69,9 +79,15 @@ class DiskPolicy:
         self.waiting = self.waiting_bytes = 0  # of it, what no server has confirmed
         self._recover()
 
+    @property
+    def _writer(self) -> SegmentWriter:
+        if self._opened is None:
+            self._opened = self._open_writer()
+        return self._opened
+
     def apply(self) -> None:
         """Removes what is too much. Raises OSError, StoreError."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, AgentError):
             self._write_owed()
         files = self._listing.read()
         self.bytes = sum(file.size for file in files)
@@ -130,14 +146,14 @@ class DiskPolicy:
         if health:
             accounts.append(("agent_health", pa.Table.from_pylist(health, AGENT_HEALTH)))
         self._owed += accounts
-        with contextlib.suppress(OSError):  # a full disk has no room for an account: the victims make it
+        with contextlib.suppress(OSError, AgentError):  # a full disk has no room for an account: the victims make it
             self._intend(victims, accounts)
             self._write_owed()
         self._remove(file.path for file in victims)
         self.bytes -= sum(file.size for file in victims)
         for file in victims:
             self._journal.forget(file.key)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, AgentError):
             self._write_owed()
             (self._root / _INTENT).unlink(missing_ok=True)
 

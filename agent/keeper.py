@@ -39,13 +39,18 @@ class Keeper:
     """What the process does."""
 
     def __init__(self, root: Path, store: str, max_bytes: int) -> None:
-        """Raises AgentError, OSError when the spool cannot be used."""
+        """Raises OSError when the spool cannot be used."""
         self._ending = threading.Event()
         self._figures: dict[str, Any] = {}
         self._said: dict[str, str] = {}
-        writer = SegmentWriter(root, socket.gethostname(), boot_id(), time.time_ns())
         self._journal = Journal(root)
-        self._policy = DiskPolicy(Listing(root, lambda _: None), max_bytes, self._journal, writer, announce)
+        self._policy = DiskPolicy(
+            Listing(root, lambda _: None),
+            max_bytes,
+            self._journal,
+            lambda: SegmentWriter(root, socket.gethostname(), boot_id(), time.time_ns()),
+            announce,
+        )
         hooks = Hooks(
             announce, lambda file: self._journal.begun(file.key), lambda file: self._journal.confirmed(file.key)
         )

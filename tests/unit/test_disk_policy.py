@@ -37,7 +37,7 @@ class Spool:
     def policy(self, max_bytes: int) -> DiskPolicy:
         self.journal = self.open_journal()
         writer = SegmentWriter(self.root, "host-1", shipped.BOOT, time.time_ns())
-        return DiskPolicy(Listing(self.root, print), max_bytes, self.journal, writer, self.notes.append)
+        return DiskPolicy(Listing(self.root, print), max_bytes, self.journal, lambda: writer, self.notes.append)
 
     def open_journal(self) -> Journal:
         self.journals.append(Journal(self.root))

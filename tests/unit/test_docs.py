@@ -91,7 +91,7 @@ def options(command: Any) -> set[str]:
 @pytest.mark.parametrize(
     ("page", "command"),
     [
-        ("docs/guide-agent.md", COMMANDS["kdiff-agent"].commands["record"]),
+        *(("docs/guide-agent.md", COMMANDS["kdiff-agent"].commands[name]) for name in ("record", "run", "ship")),
         ("docs/guide-kdiff.md", COMMANDS["kdiff"]),
         ("docs/guide-kdiff.md", COMMANDS["kdiff"].commands["kernels"]),
         ("docs/guide-store.md", COMMANDS["kdiff"].commands["export"]),

@@ -17,7 +17,7 @@ from kdiff.queries.address import Address
 from kdiff.queries.connection import connect
 from kdiff.queries.errors import StoreError
 from kdiff.queries.migrations import migrate
-from server import StandIn
+from server import PASSWORD, StandIn
 
 EVENTS = "INSERT INTO cuda_events"
 LIST = "INSERT INTO `shipped_segments`"
@@ -103,10 +103,16 @@ def test_what_may_pass_is_tried_again(database: Address, store: Any, faults: Sta
     assert count(store) == 101
 
 
+def test_a_user_who_may_only_insert_and_read_is_enough(database: Address, store: Any, tmp_path: Path) -> None:
+    shipped.write(tmp_path, [101])
+    assert ship(replace(database, user="writer", password=PASSWORD), tmp_path).rows == 101 + 3 + 1
+    assert count(store) == 101
+
+
 def test_the_next_server_takes_over(store: Any, database: Address, faults: StandIn, tmp_path: Path) -> None:
     shipped.write(tmp_path, [101])
     two = replace(database, hosts=(("127.0.0.1", 1), *database.hosts))
-    assert ship(two, tmp_path).rows == 103 + 2
+    assert ship(two, tmp_path).rows == 101 + 3 + 1
     assert count(store) == 101
 
 
