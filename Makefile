@@ -29,7 +29,7 @@ test: lint ## Lint, then run every test, those with probes one by one (root: rea
 	@$(BIN)/pytest -m ebpf tests/unit tests/integration
 
 bench: setup ## Measure what recording costs and how often verdicts are right (minutes; nothing else should run)
-	@set -e; for bench in tests/bench/bench_*.py; do echo "== $$bench"; $(BIN)/python "$$bench"; done
+	@set -e; for bench in tests/bench/bench_*.py tests/bench/chaos_ship.py; do echo "== $$bench"; $(BIN)/python "$$bench"; done
 
 lint: setup ## Check style and types
 	@$(BIN)/ruff check .
