@@ -68,7 +68,7 @@ def _shifted(before: TailEstimate, after: TailEstimate, shift: int, alpha: float
         if lower - shift < tick:
             return RatioLimits(math.nan, -math.inf, math.inf)
         logs.append((math.log(estimate.value - shift), math.log(lower - shift), math.log(upper - shift)))
-        rounding += estimate.rounding * estimate.value / (lower - shift)
+        rounding += estimate.rounding(alpha) * estimate.value / (lower - shift)
     found = mover(*logs)
     return RatioLimits(found.log_ratio, found.low - rounding, found.high + rounding)
 

@@ -8,14 +8,28 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from kdiff.queries.errors import StoreError
+from kdiff.queries.printable import printable
+
 T = TypeVar("T", bound=np.generic)
 
 
 def column(table: pa.Table, name: str, dtype: type[T]) -> NDArray[T]:
-    """A column of numbers without nulls, shape (rows,). pyarrow's own to_numpy would import pandas, 0.3 s."""
+    """A column of numbers without nulls, shape (rows,). pyarrow's own to_numpy would import pandas, 0.3 s.
+
+    Raises StoreError where it holds something else: the tables of a server may have been altered.
+    """
+    values = table[name]
+    expected = pa.from_numpy_dtype(np.dtype(dtype))
+    try:
+        values = values if values.type == expected else values.cast(expected)
+    except pa.ArrowException as error:
+        raise StoreError(f"the column {name} is not what kdiff writes ({printable(str(error))[:200]})") from error
+    if values.null_count:
+        raise StoreError(f"the column {name} lacks values, which kdiff never writes: see whether its table was altered")
     chunks = [
         np.frombuffer(chunk.buffers()[1], dtype, count=len(chunk), offset=chunk.offset * np.dtype(dtype).itemsize)
-        for chunk in table[name].chunks
+        for chunk in values.chunks
         if len(chunk)
     ]
     return np.concatenate(chunks) if chunks else np.empty(0, dtype)

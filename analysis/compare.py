@@ -99,6 +99,8 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
             raise KdiffError(f"nothing was recorded in the {side} window {evidence.window.brief()}: {held}")
         if not evidence.rolled and (gone := evidence.missing_rows):
             raise KdiffError(f"of the {side} window {evidence.window.brief()} {recorded.only_rolled_up(gone)}")
+        if lacking := evidence.missing_rollups:
+            raise KdiffError(f"of the {side} window {evidence.window.brief()} {recorded.only_rows(lacking)}")
     pairing = pair_kernels(census["before"], census["after"], options.renames, options.patterns)
     every = choose(pairing.pairs, options.metric)
     needed = values_needed(options.policy.quantile)
@@ -127,7 +129,10 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
             row = _calibrated(row, samples[index], excesses[index], index in deciding, options.policy)
         if row.verdict is Verdict.NOT_ENOUGH_DATA and plan.metric == "device":
             row = replace(row, reasons=(*row.reasons, *recorded.sparse_device(sides)))
-        why = lossy or ((device_lossy if plan.metric == "device" else of_calls) if plan.in_both else [])
+        why = list(lossy)
+        if plan.in_both and not why:
+            why = device_lossy if plan.metric == "device" else of_calls
+            why = why or recorded.without_bins(plan, samples[index], sides, options.max_loss)
         if why:
             row = replace(row, verdict=Verdict.INCONCLUSIVE, reasons=(*why, *row.reasons))
         rows.append(row)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -12,12 +11,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from kdiff.analysis.bins import BOUND, durations_ns
+from kdiff.analysis.bins import device_tick, durations_ns
 from kdiff.analysis.columns import column
+from kdiff.analysis.coverage import covered_ns, hosts_of, unrolled
 from kdiff.analysis.device import DeviceRecording, Process, read_recording
 from kdiff.analysis.interval import Sample
-from kdiff.analysis.quantiles import DEVICE_TICK_NS, Ordered, quantile
-from kdiff.analysis.window import MINUTE_NS, Window, covered_ns, utc_short
+from kdiff.analysis.quantiles import Ordered, quantile
+from kdiff.analysis.window import MINUTE_NS, Window, utc_short
 from kdiff.queries.errors import KdiffError
 from kdiff.queries.store import Params, Store
 from kdiff.queries.tables import KIND_GRAPH_LAUNCH, KIND_LAUNCH, KIND_SYNC
@@ -28,6 +28,8 @@ GRAPHS: Final = "(graph launches)"
 """The name under which launches of graphs are listed: the host cannot tell one graph from another."""
 
 UNNAMED: Final = "(no name)"
+
+_MOST_KEYS: Final = 5_000
 
 _QUERIES: Final[dict[Metric, tuple[str, dict[str, str]]]] = {
     "device": ("samples_device", {}),
@@ -129,7 +131,7 @@ class Values:
             only = self.isolated
             counts = None if sample.counts is None else sample.counts[only]
             sample = Sample(
-                sample.durations_ns[only], sample.bucket[only], sample.buckets, counts, sample.tick, sample.rounding
+                sample.durations_ns[only], sample.bucket[only], sample.buckets, counts, sample.tick, sample.binned
             )
         return sample if sample.size else None
 
@@ -158,8 +160,19 @@ class Evidence:
         }
 
     def query(self, name: str, params: Params | None = None) -> pa.Table:
-        """Run queries/sql/`name`.sql for this window and service; `params` add to these. Raises StoreError."""
-        return self.store.query(name, self._params | dict(params or {}))
+        """Run queries/sql/`name`.sql for this window and service; `params` add to these. Raises StoreError.
+
+        Long lists, which belong together place by place, are asked for in parts: a server takes 128 KiB a parameter.
+        """
+        asked = self._params | dict(params or {})
+        lists = {key: value for key, value in asked.items() if isinstance(value, list)}
+        places = range(0, max(map(len, lists.values()), default=0), _MOST_KEYS)
+        if len(places) < 2:
+            return self.store.query(name, asked)
+        return pa.concat_tables(
+            self.store.query(name, asked | {key: value[at : at + _MOST_KEYS] for key, value in lists.items()})
+            for at in places
+        )
 
     def _query_counts(self, name: str) -> list[dict[str, Any]]:
         """The rows of a query that the roll-ups answer as well, from these where they are used."""
@@ -172,8 +185,23 @@ class Evidence:
         inside = (-(-self.window.from_ns // MINUTE_NS) * MINUTE_NS, self.window.to_ns // MINUTE_NS * MINUTE_NS)
         if not self.store.expires or inside[0] >= inside[1]:
             return 0
-        seen = self.query("minutes_seen", {"from_ns": inside[0], "to_ns": inside[1]}).to_pylist()[0]
-        return max(0, int(seen["rolled"]) - int(seen["raw"]))
+        return max(0, self._rolled_more(*inside))
+
+    @cached_property
+    def missing_rollups(self) -> int:
+        """Launches and executions whose rows are there, but whose roll-ups are not. Raises StoreError.
+
+        Looked for where an agent counted events and the roll-ups hold nothing of its host: rows are too many to count.
+        """
+        if not self.store.expires or not self.rolled:
+            return 0
+        bare = unrolled(self.window, self._health, self.query("minutes_present"))
+        return max(0, -self._rolled_more(*bare)) if bare else 0
+
+    def _rolled_more(self, from_ns: int, to_ns: int) -> int:
+        """How many more launches and executions of whole minutes the roll-ups hold than the rows."""
+        seen = self.query("minutes_seen", {"from_ns": from_ns, "to_ns": to_ns}).to_pylist()[0]
+        return int(seen["rolled"]) - int(seen["raw"])
 
     def census(self) -> dict[str, Counts]:
         """Counts by kernel name; launches of graphs under GRAPHS. Raises StoreError."""
@@ -250,15 +278,12 @@ class Evidence:
         Stretches that overlap the window count whole, on both sides of the ratio: an agent does not know where in
         a stretch a loss fell. Raises StoreError.
         """
-        health = self.query("health")
+        health = self._health
         if not health.num_rows:
             return Recording()
-        stretches: dict[str, list[tuple[int, int]]] = {}
-        columns = (health[name].to_pylist() for name in ("host", "from_ns", "to_ns"))
-        for host, start, end in zip(*columns, strict=True):
-            stretches.setdefault(host, []).append((start, end))
-        everything = [stretch for host in stretches.values() for stretch in host]
-        kept = self._kept(health, min(s for s, _ in everything), max(e for _, e in everything))
+        names, host = hosts_of(health)
+        start, end = (column(health, name, np.int64) for name in ("from_ns", "to_ns"))
+        kept = self._kept(health, int(start.min()), int(end.max()))
         lost = {name: int(column(health, f"lost_{name}", np.uint64).sum()) for name in ("launches", "syncs", "other")}
         received = sum(count for kind, count in kept.items() if kind != "sync")
         length = self.window.length_ns
@@ -266,9 +291,15 @@ class Evidence:
             lost=sum(lost.values()),
             lost_launches=_share(lost["launches"], received),
             lost_syncs=_share(lost["syncs"], kept.get("sync", 0)),
-            coverage=covered_ns(self.window, everything) / length,
-            hosts={host: covered_ns(self.window, its) / length for host, its in sorted(stretches.items())},
+            coverage=covered_ns(self.window, start, end) / length,
+            hosts={
+                name: covered_ns(self.window, start[host == i], end[host == i]) / length for i, name in enumerate(names)
+            },
         )
+
+    @cached_property
+    def _health(self) -> pa.Table:
+        return self.query("health")
 
     def _kept(self, health: pa.Table, from_ns: int, to_ns: int) -> dict[str, int]:
         """Events of each kind in the stretches that the agents account for."""
@@ -287,7 +318,10 @@ class Evidence:
         """
         if not keys:
             return {}
-        read = self._binned(metric, keys) if self.rolled and not outside else self._rows(metric, keys, outside)
+        if self.rolled and not (outside and metric != "device"):
+            read = self._binned(metric, keys)
+        else:
+            read = self._rows(metric, keys, outside)
         if not read.num_rows:
             return {}
         ordered = np.array(sorted(keys), dtype=np.uint64)
@@ -298,9 +332,6 @@ class Evidence:
         names = read.column_names
         isolated = column(read, "isolated", np.uint8).astype(np.bool_) if "isolated" in names else None
         counts = column(read, "count", np.int64) if "count" in names else None
-        # Bins hide the timer's tick: the device's is taken for that of today's GPUs, the host's for none.
-        tick = 0 if counts is None else DEVICE_TICK_NS if metric == "device" else 1
-        rounding = 0.0 if counts is None else math.log1p(BOUND)
         del read
         order = np.argsort(codes, kind="stable")
         present, starts = np.unique(codes[order], return_index=True)
@@ -308,8 +339,11 @@ class Evidence:
         buckets, _ = self.window.buckets()
         found = {}
         for code, piece in zip(present, pieces, strict=True):
-            some = None if counts is None else counts[piece]
-            sample = Sample(values[piece], bucket[piece], buckets, some, tick, rounding)
+            if counts is None:
+                sample = Sample(values[piece], bucket[piece], buckets)
+            else:  # bins hide the tick of the host's clock, if it has one
+                tick = device_tick(values[piece], counts[piece]) if metric == "device" else 1
+                sample = Sample(values[piece], bucket[piece], buckets, counts[piece], tick, binned=True)
             found[int(code)] = Values(sample, None if isolated is None else isolated[piece])
         return found
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from kdiff.analysis import quantiles
+from kdiff.analysis import bins, quantiles
 
 RECOMMENDED_BUCKETS = 120
 """Stretches to cut a window into: 9 degrees of freedom, enough to tell one kernel among hundreds."""
@@ -36,7 +36,7 @@ class Sample:
         buckets: T, the number of equal stretches that tile the window; those without a launch count too.
         counts: shape (m,), how many launches each entry stands for, >= 1; None: each is one.
         tick: the timer's tick in ns where the durations no longer show it; 0: they do.
-        rounding: by how much log(duration) may be off, where durations stand for those of a bin.
+        binned: each duration stands for those of a bin (see bins).
 
     Raises:
         ValueError: if the shapes or the types are others, a duration is negative, or a bucket is outside [0, buckets).
@@ -47,7 +47,7 @@ class Sample:
     buckets: int
     counts: NDArray[np.int64] | None = None
     tick: int = 0
-    rounding: float = 0.0
+    binned: bool = False
 
     @property
     def size(self) -> int:
@@ -87,7 +87,7 @@ class TailEstimate:
         filled: buckets that hold a launch.
         even: (sum n_t)^2 / sum n_t^2, the buckets' number if the launches were spread evenly over them.
         quantum: tick of the timer in ns, from the data; 1 if none shows.
-        rounding: that of the sample.
+        binned: that of the sample.
         steps: shape (m,), `value` and the distinct durations above it, ns, ascending.
         evidence: shape (m,), t statistic against "the quantile lies above this step", non-decreasing.
     """
@@ -101,7 +101,7 @@ class TailEstimate:
     filled: int
     even: float
     quantum: int
-    rounding: float
+    binned: bool
     steps: NDArray[np.int64] = field(repr=False)
     evidence: NDArray[np.float64] = field(repr=False)
 
@@ -132,6 +132,10 @@ class TailEstimate:
         first = int(np.searchsorted(self.evidence, critical))
         upper = float(self.steps[first]) if first < self.steps.size else math.inf
         return lower, upper
+
+    def rounding(self, alpha: float) -> float:
+        """By how much the logarithms of the quantile and its limits may be off because durations are binned."""
+        return bins.rounding(*self.limits(alpha)) if self.binned else 0.0
 
 
 class RatioLimits(NamedTuple):
@@ -215,7 +219,7 @@ def tail_estimate(sample: Sample, q: float) -> TailEstimate:
         filled=filled,
         even=n * n / float(per_bucket @ per_bucket),
         quantum=sample.tick or quantiles.timer_quantum(ordered),
-        rounding=sample.rounding,
+        binned=sample.binned,
         steps=steps,
         evidence=evidence,
     )
@@ -236,7 +240,7 @@ def ratio_interval(before: TailEstimate, after: TailEstimate, alpha: float) -> R
     """
     tick = joint_quantum(before, after)
     found = mover(_logs(before, alpha, tick), _logs(after, alpha, tick))
-    rounding = before.rounding + after.rounding
+    rounding = before.rounding(alpha) + after.rounding(alpha)
     return RatioLimits(found.log_ratio, found.low - rounding, found.high + rounding)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kdiff.analysis import output_text as text
 from kdiff.analysis.calibration import calibrate, excesses
 from kdiff.analysis.evidence import Evidence, Recording
-from kdiff.analysis.recorded import only_rolled_up
+from kdiff.analysis.recorded import only_rolled_up, only_rows
 from kdiff.analysis.window import NS, Window, length_text, utc, utc_short
 from kdiff.queries.printable import cells, printable
 
@@ -43,6 +43,8 @@ def read(evidence: Evidence) -> Listing:
         warnings.append("no agent's account covers the window: what was lost is not known")
     if not evidence.rolled and (gone := evidence.missing_rows):
         warnings.append(f"of the window {only_rolled_up(gone)}")
+    if lacking := evidence.missing_rollups:
+        warnings.append(f"of the window {only_rows(lacking)}")
     return Listing(evidence.store.name, evidence.window, recording, rows, warnings)
 
 

@@ -8,6 +8,8 @@ from typing import Final
 
 from kdiff.analysis.device import UNHEARD_SHARE, DeviceRecording
 from kdiff.analysis.evidence import Counts, Evidence, Recording
+from kdiff.analysis.interval import Sample
+from kdiff.analysis.measure import Plan, unlike
 from kdiff.analysis.pairing import show
 from kdiff.analysis.report import DeviceReport, WindowReport
 
@@ -31,6 +33,29 @@ def only_rolled_up(rows: int) -> str:
         f"{rows:,} launches and executions are kept in roll-ups only: choose a window of two hours or more, without "
         "--exact, or a later one"
     )
+
+
+def only_rows(rows: int) -> str:
+    """What to do where a window is to be judged by roll-ups that it has not."""
+    return f"{rows:,} launches and executions have no roll-ups: add --exact, or choose a window of under two hours"
+
+
+def without_bins(
+    plan: Plan, samples: tuple[Sample | None, Sample | None], sides: Mapping[str, Evidence], limit: float
+) -> list[str]:
+    """One sentence for each window whose histograms of a kernel hold fewer values than were counted."""
+    if plan.metric is None or (plan.metric != "device" and unlike(*sides.values())):
+        return []
+    found = []
+    for (side, evidence), sample in zip(sides.items(), samples, strict=True):
+        counted = getattr(plan.pair, side).available(plan.metric, plan.isolated)
+        held = sample.size if sample else 0
+        if evidence.rolled and counted - held > limit * counted:
+            found.append(
+                f"The histograms of the {side} window hold {held:,} of its {counted:,} values: no verdict; "
+                "judge its rows with --exact."
+            )
+    return found
 
 
 def calls_gone(sides: Mapping[str, Evidence]) -> list[str]:

@@ -76,6 +76,7 @@ INSERT = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 FORMAT = re.compile(rb"\bFORMAT\s+(\w+)\s*;?\s*\Z", re.IGNORECASE)
+FIELD = 128 << 10  # http_max_field_value_size
 STATEMENT = 1 << 16  # where in a body the end of an INSERT statement is looked for
 
 
@@ -206,6 +207,8 @@ class Handler(BaseHTTPRequestHandler):
         form = self.headers.get("Content-Type", "")
         if form.startswith(("multipart/form-data", "application/x-www-form-urlencoded")):
             params = params | fields(form, body.read())
+            if any(len(value) > FIELD for value in params.values()):
+                raise AnswerError(1000, "HTML Form Exception: Field value too long", "POCO_EXCEPTION")
             body = io.BytesIO()
         body = decoded(body, self.headers.get("Content-Encoding", ""))
         statement = params.get("query", "").encode()

@@ -1,0 +1,56 @@
+"""What the accounts of agents cover of a window: in a month of a fleet, millions of stretches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from kdiff.analysis.columns import column
+from kdiff.analysis.window import MINUTE_NS, NS, Window
+
+Times = NDArray[np.int64]
+
+
+def hosts_of(health: pa.Table) -> tuple[list[str], NDArray[np.int64]]:
+    """The hosts, ascending, and for each row which of them it is of; shape (rows,)."""
+    encoded = pc.dictionary_encode(pa.chunked_array([pa.concat_arrays(health["host"].cast(pa.string()).chunks)]))
+    names = encoded.chunk(0).dictionary.to_pylist()
+    order = sorted(range(len(names)), key=names.__getitem__)
+    place = np.empty(len(names), np.int64)
+    place[order] = np.arange(len(names))
+    return [names[i] for i in order], place[encoded.chunk(0).indices.to_numpy()]
+
+
+def covered_ns(window: Window, start: Times, end: Times) -> int:
+    """How much of `window` the union of the stretches [start, end), shapes (n,), covers, in ns."""
+    order = np.argsort(start, kind="stable")
+    start, end = (np.clip(side[order], window.from_ns, window.to_ns) for side in (start, end))
+    reached = np.maximum.accumulate(end)
+    before = np.concatenate([[window.from_ns], reached[:-1]])
+    return int(np.maximum(0, reached - np.maximum(start, before)).sum())
+
+
+def unrolled(window: Window, health: pa.Table, present: pa.Table) -> tuple[int, int] | None:
+    """The whole minutes, from and to in ns, around all stretches in which an agent counted events and the roll-ups
+    hold nothing of its host; None without any. `present`: rows of queries/sql/minutes_present.sql.
+    """
+    told = health.filter(pc.greater(health["events"], 0))
+    if not told.num_rows:
+        return None
+    first = np.maximum(column(told, "from_ns", np.int64), window.from_ns) // MINUTE_NS
+    last = (np.minimum(column(told, "to_ns", np.int64), window.to_ns) - 1) // MINUTE_NS
+    begin = int(first.min())
+    names, host = hosts_of(told)
+    place = {name: i for i, name in enumerate(names)}
+    rolled = np.zeros((len(names), int(last.max()) - begin + 2), np.int32)
+    for row in present.to_pylist():
+        minute = row["minute_s"] * NS // MINUTE_NS - begin
+        if row["host"] in place and 0 <= minute < rolled.shape[1] - 1:
+            rolled[place[row["host"]], minute + 1] = 1
+    until = rolled.cumsum(axis=1, dtype=np.int32)
+    bare = until[host, last - begin + 1] == until[host, first - begin]
+    if not bare.any():
+        return None
+    return int(first[bare].min()) * MINUTE_NS, (int(last[bare].max()) + 1) * MINUTE_NS
