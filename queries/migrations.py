@@ -17,6 +17,7 @@ from typing import Any, Final
 from kdiff.queries.errors import StoreError
 from kdiff.queries.printable import printable
 from kdiff.queries.store import load_sql
+from kdiff.queries.tables import TABLES
 
 RAW_DAYS: Final = 7
 ROLLUP_DAYS: Final = 396  # 13 months
@@ -103,6 +104,9 @@ def plan(
         if days is not None and not 1 <= days <= 36_500:
             raise StoreError(f"rows cannot be kept for {days} days: give 1 to 36500")
     keep = (raw_days or RAW_DAYS, rollup_days or ROLLUP_DAYS)
+    if keep[0] > keep[1] and (not applied or None not in (raw_days, rollup_days)):
+        # Long windows are judged by roll-ups: of rows that have none they would say nothing.
+        raise StoreError(f"roll-ups for {keep[1]} days and rows for {keep[0]}: keep roll-ups for as long as rows")
     on_cluster = f" ON CLUSTER {_quoted(cluster)}" if cluster else ""
     statements = [
         Statement(f"CREATE DATABASE IF NOT EXISTS {_quoted(database)}{on_cluster}", in_database=False),
@@ -115,8 +119,8 @@ def plan(
             table = re.match(r"CREATE TABLE IF NOT EXISTS (\w+?)(?:_local)?\b", sql)
             statements += map(Statement, _on_cluster(table[1] if table else "", [sql], database, cluster))
         statements.append(Statement(_remember(migration)))
-    if applied:
-        statements += map(Statement, _retention(cluster, on_cluster, raw_days, rollup_days))
+    # In a new database too: a migration that was cut short may have left tables that keep rows for other times.
+    statements += map(Statement, _retention(cluster, on_cluster, raw_days, rollup_days))
     return statements
 
 
@@ -134,6 +138,7 @@ def migrate(
     """
     applied = _applied(client, database)
     _verify(applied)
+    _require_own(client, database)
     before = client.database
     try:
         for statement in plan(database, cluster, tuple(applied), raw_days, rollup_days):
@@ -175,6 +180,22 @@ def _applied(client: Any, database: str) -> dict[int, str]:
         f"SELECT version, argMax(checksum, applied_at) FROM {_quoted(database)}.schema_versions GROUP BY version"
     ).result_rows
     return {int(version): str(checksum) for version, checksum in rows}
+
+
+def _require_own(client: Any, database: str) -> None:
+    """Raises StoreError where a table of a known name lacks columns: it is not kdiff's, and CREATE would pass it by."""
+    there: dict[str, set[str]] = {}
+    for table, column in client.query(
+        "SELECT table, name FROM system.columns WHERE database = {database:String}", parameters={"database": database}
+    ).result_rows:
+        there.setdefault(table, set()).add(column)
+    for table, schema in TABLES.items():
+        missing = [name for name in schema.names if name not in there.get(table, schema.names)]
+        if missing:
+            raise StoreError(
+                f"the database {printable(database)} has a table {table} that is not kdiff's (no column {missing[0]}): "
+                "name another database, or rename the table"
+            )
 
 
 def _verify(applied: dict[int, str]) -> None:

@@ -36,7 +36,7 @@ def test_a_nanosecond_of_rounding_decides_nothing(before_ns: int, after_ns: int,
         bucket = np.arange(120, dtype=np.int32)
         value = binned(np.full(120, duration))
         sides.append(Sample(value, bucket, 120, np.full(120, 30), tick=1, binned=True))
-    assert judge(*sides, Policy(tolerance=tolerance)).verdict.value == "INCONCLUSIVE"
+    assert judge(sides[0], sides[1], Policy(tolerance=tolerance)).verdict.value == "INCONCLUSIVE"
 
 
 @pytest.mark.parametrize(

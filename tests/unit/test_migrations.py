@@ -78,6 +78,36 @@ def test_one_that_was_cut_short_goes_on(engine: Any, database: str) -> None:
     assert migrations.migrate(engine, database) == [1, 2, 3, 4]
 
 
+def test_one_that_was_cut_short_keeps_rows_for_as_long_as_is_said_then(engine: Any, database: str) -> None:
+    for statement in migrations.plan(database)[:4]:
+        engine.database = database if statement.in_database else None
+        engine.command(statement.sql)
+    engine.database = None
+    migrations.migrate(engine, database, raw_days=30)
+    kept = engine.query(
+        "SELECT extract(create_table_query, 'toIntervalDay[(](\\\\d+)[)]') FROM system.tables "
+        "WHERE database = {d:String} AND name = 'cuda_events'",
+        parameters={"d": database},
+    ).first_row[0]
+    assert kept == "30"
+
+
+def test_roll_ups_are_kept_for_as_long_as_rows(engine: Any, database: str) -> None:
+    with pytest.raises(StoreError, match="keep roll-ups for as long as rows"):
+        migrations.migrate(engine, database, raw_days=400)
+    migrations.migrate(engine, database, raw_days=400, rollup_days=400)
+    with pytest.raises(StoreError, match="keep roll-ups for as long as rows"):
+        migrations.migrate(engine, database, raw_days=400, rollup_days=399)
+
+
+def test_a_table_of_that_name_that_is_anothers_is_refused(engine: Any, database: str) -> None:
+    there = migrations._quoted(database)
+    engine.command(f"CREATE DATABASE {there}")
+    engine.command(f"CREATE TABLE {there}.agent_health (from_ns Int64) ENGINE = MergeTree ORDER BY from_ns")
+    with pytest.raises(StoreError, match=r"a table agent_health that is not kdiff's \(no column to_ns\)"):
+        migrations.migrate(engine, database)
+
+
 def test_a_schema_of_another_version_is_refused(engine: Any, database: str) -> None:
     engine.command(f"CREATE DATABASE {migrations._quoted(database)}")
     try:
