@@ -9,5 +9,5 @@ CREATE TABLE IF NOT EXISTS shipped_segments{suffix}{on_cluster}
 )
 ENGINE = {replicated}ReplacingMergeTree(shipped_at)
 ORDER BY (segment, "table")
-TTL toDateTime(shipped_at) + INTERVAL {rollup_days} DAY
+TTL toDate(shipped_at) + INTERVAL {rollup_days} DAY
 SETTINGS {remember};

@@ -41,7 +41,7 @@ CREATE TABLE IF NOT EXISTS kernel_minutes{suffix}{on_cluster}
 ENGINE = {replicated}AggregatingMergeTree
 PARTITION BY toYYYYMM(minute)
 ORDER BY (service, minute, kernel_name, kind, kernel_id, host, gpu_uuid, pid, grid_x, grid_y, grid_z, block_x, block_y, block_z)
-TTL minute + INTERVAL {rollup_days} DAY
+TTL toDate(minute) + INTERVAL {rollup_days} DAY
 SETTINGS ttl_only_drop_parts = 1, {remember};
 
 CREATE MATERIALIZED VIEW IF NOT EXISTS kernel_minutes_of_events{suffix}{on_cluster} TO kernel_minutes{suffix}

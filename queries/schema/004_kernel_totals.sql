@@ -14,7 +14,7 @@ CREATE TABLE IF NOT EXISTS kernel_totals{suffix}{on_cluster}
 ENGINE = {replicated}AggregatingMergeTree
 PARTITION BY toYYYYMM(minute)
 ORDER BY (service, minute, kernel_name, kind)
-TTL minute + INTERVAL {rollup_days} DAY
+TTL toDate(minute) + INTERVAL {rollup_days} DAY
 SETTINGS ttl_only_drop_parts = 1, {remember};
 
 CREATE MATERIALIZED VIEW IF NOT EXISTS kernel_totals_of_minutes{suffix}{on_cluster} TO kernel_totals{suffix}

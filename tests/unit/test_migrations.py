@@ -166,6 +166,24 @@ def test_the_statements_for_a_cluster_are_sql(engine: Any) -> None:
     assert [sql.split()[2] for sql in changed] == ["cuda_events_local", "kernel_executions_local"]
 
 
+def test_what_is_to_be_kept_for_a_century_is_kept(engine: Any, database: str) -> None:
+    """A DateTime ends in 2106 and begins anew in 1970: what goes a hundred years from now would go at once."""
+    migrations.migrate(engine, database, raw_days=36_500, rollup_days=36_500)
+    try:
+        engine.database = database
+        engine.insert("shipped_segments", [["a", "kernels", 7]], ["segment", "table", "rows"])
+        engine.command("OPTIMIZE TABLE shipped_segments FINAL")
+        assert engine.query("SELECT count() FROM shipped_segments").first_row == (1,)
+        tables = "SELECT name, engine_full FROM system.tables WHERE database = currentDatabase() AND engine_full != ''"
+        ages = {name: found[1] for name, sql in engine.query(tables).result_rows
+                if (found := re.search(r" TTL (.+?) \+ toIntervalDay", sql))}  # fmt: skip
+        assert len(ages) == len(TABLES) + 3
+        for table, age in ages.items():
+            assert engine.query(f"DESCRIBE (SELECT {age} FROM {table})").first_row[1] == "Date", table
+    finally:
+        engine.database = None
+
+
 def test_a_batch_that_is_sent_again_counts_once_in_rows_and_roll_ups(engine: Any, database: str) -> None:
     migrations.migrate(engine, database, raw_days=36_500, rollup_days=36_500)
     rng = np.random.default_rng(7)
