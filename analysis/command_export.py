@@ -33,12 +33,18 @@ def export_command(
     if isinstance(parsed, Path):
         raise KdiffError(f"{printable(spec)} is a capture directory already: copy it, or name a window")
 
+    from kdiff.analysis.evidence import Evidence
     from kdiff.queries.export import require_free, slices, write_capture
     from kdiff.queries.store import capture_path, open_store
 
     root = capture_path(output)
     require_free(root)
     with interruptible(), closing(open_store(store)) as opened:
+        if gone := Evidence(opened, parsed, service).missing_rows:
+            raise KdiffError(
+                f"of the window {parsed.brief()} {gone:,} launches and executions are kept in roll-ups only, which a "
+                "capture does not hold: choose a later window"
+            )
         pieces = slices(opened, parsed.from_ns, parsed.to_ns, service)
         with progress("exporting rows", sum(piece.rows for piece in pieces)) as advance:
             counts = write_capture(opened, service, (parsed.from_ns, parsed.to_ns), pieces, root, advance)

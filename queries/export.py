@@ -122,11 +122,16 @@ def _appearing(root: Path) -> Iterator[Path]:
 
 
 def _in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The columns of `schema` alone, in its order and types."""
+    """The columns of `schema` alone, in its order and types. Raises StoreError where a table was altered."""
     columns = []
     for column in schema:
-        values = rows.column(column.name)
-        if pa.types.is_dictionary(column.type) and not pa.types.is_dictionary(values.type):
-            values = values.dictionary_encode()
-        columns.append(values.cast(column.type))
+        try:
+            values = rows.column(column.name)
+            if pa.types.is_dictionary(column.type) and not pa.types.is_dictionary(values.type):
+                values = values.dictionary_encode()
+            columns.append(values.cast(column.type))
+        except (KeyError, pa.ArrowException) as error:
+            raise StoreError(f"the column {column.name} is not what kdiff writes: was its table altered?") from error
+        if columns[-1].null_count:
+            raise StoreError(f"the column {column.name} lacks values, which kdiff never writes: was its table altered?")
     return pa.Table.from_arrays(columns, schema=schema)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from captures import AFTER, BEFORE, T0
 from kdiff.analysis import cli
 from kdiff.queries import export
 from kdiff.queries.address import Address
+from kdiff.queries.connection import connect
 from kdiff.queries.store import CaptureStore
 from kdiff.queries.tables import TABLES
 from server import TRITON
@@ -191,3 +193,39 @@ def test_what_is_ended_halfway_is_no_capture(triton: Address, tmp_path: Path, nu
     left = list(tmp_path.iterdir())
     assert all(path.name.startswith(".target.") for path in left)
     assert bool(left) == (number == signal.SIGKILL)
+
+
+def test_a_window_whose_rows_are_gone_in_part_is_refused(run: Run, own_database: Address, tmp_path: Path) -> None:
+    """The capture would claim, by the agents' accounts, to be whole."""
+    times = captures.spread(BEFORE.from_ns, BEFORE.to_ns, 997)
+    captures.write(tmp_path / "there", "cuda_events", captures.launches("gelu", times, completion_ns=9_000))
+    captures.write(tmp_path / "there", "agent_health", captures.health(BEFORE.from_ns, BEFORE.to_ns))
+    loaded.load(own_database, tmp_path / "there")
+    with closing(connect(own_database)) as client:
+        client.command(f"DELETE FROM cuda_events WHERE timestamp_ns < {BEFORE.from_ns + captures.MINUTE}")
+    half_minute = captures.MINUTE // 2
+    straddles = f"{BEFORE.from_ns + half_minute}..{BEFORE.from_ns + 3 * half_minute}"
+    for spec in (str(BEFORE), straddles):
+        told = run(own_database, "export", spec, "-o", tmp_path / "out")
+        assert (told.code, told.out) == (2, "")
+        assert re.search(r"100 launches and executions are kept in roll-ups only", told.err)
+        assert not (tmp_path / "out").exists()
+    later = f"{BEFORE.from_ns + captures.MINUTE}..{BEFORE.to_ns}"
+    assert run(own_database, "export", later, "-o", tmp_path / "out").code == 0
+
+
+def test_a_table_that_was_altered_is_one_sentence(run: Run, own_database: Address, tmp_path: Path) -> None:
+    captures.write(tmp_path / "there", "agent_health", captures.health(BEFORE.from_ns, BEFORE.to_ns))
+    loaded.load(own_database, tmp_path / "there")
+    with closing(connect(own_database, settings={"mutations_sync": 2})) as client:
+        client.command("ALTER TABLE agent_health MODIFY COLUMN events Nullable(UInt64)")
+        client.command("ALTER TABLE agent_health UPDATE events = NULL WHERE 1")
+    for command in (("export", str(BEFORE), "-o", tmp_path / "out"), ("kernels", str(BEFORE))):
+        told = run(own_database, *command)
+        assert (told.code, told.out) == (2, "")
+        assert "the column events lacks values" in told.err
+    with closing(connect(own_database)) as client:
+        client.command("ALTER TABLE agent_health DROP COLUMN events")
+    told = run(own_database, "export", str(BEFORE), "-o", tmp_path / "out")
+    assert told.code == 2
+    assert "the column events is not what kdiff writes" in told.err
