@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import io
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,13 +131,17 @@ class _Rows:
 def hold_for_shedding(path: Path) -> IO[bytes] | None:
     """The file, held alone, unless it is being shipped or gone. It is let go of when closed."""
     try:
-        stream = open(path, "rb")  # noqa: SIM115
+        stream = open(path, "rb", opener=_without_waiting)  # noqa: SIM115
     except OSError:
         return None
-    if _lock(stream, fcntl.LOCK_EX):
+    if stat.S_ISREG(os.fstat(stream.fileno()).st_mode) and _lock(stream, fcntl.LOCK_EX):
         return stream
     stream.close()
     return None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO has no writer
 
 
 def _lock(stream: IO[bytes], kind: int) -> bool:

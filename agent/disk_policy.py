@@ -25,6 +25,8 @@ from kdiff.agent.errors import AgentError
 from kdiff.agent.journal import Journal
 from kdiff.agent.segment_files import Listing, SegmentFile
 from kdiff.agent.segments import SegmentWriter
+from kdiff.queries.printable import printable
+from kdiff.queries.segments_read import SUFFIX, UnreadableError, read_footer
 from kdiff.queries.segments_write import sync_directory
 from kdiff.queries.tables import AGENT_HEALTH, DEVICE_WINDOWS, KIND_SYNC, TABLES
 
@@ -74,6 +76,7 @@ class DiskPolicy:
         self._opened: SegmentWriter | None = None
         self._note: Callable[[str], None] | None = note
         self._owed: list[tuple[str, pa.Table]] = []  # accounts that the disk has refused
+        self._counted: set[str] = set()  # segments that are accounted for and cannot be removed
         self.shed = Shed()
         self.bytes = 0  # in the spool
         self.waiting = self.waiting_bytes = 0  # of it, what no server has confirmed
@@ -119,17 +122,22 @@ class DiskPolicy:
                 # What the server may have is not called lost.
                 if self._journal.is_confirmed(file.key) or self._journal.in_doubt(file.key):
                     continue
+                if file.key in self._counted:
+                    continue
                 stream = hold_for_shedding(file.path)
                 if stream is not None:
                     held.enter_context(stream)
                     victims.append(file)
                     excess -= file.size
+            accounts = [file for file in victims if file.table == "agent_health"]
+            if len(accounts) == 1:  # nothing to sum up
+                victims.remove(accounts[0])
             if not victims:
                 return
             if self._note is not None:
                 self._note(
-                    f"{self._root} is over its {self._max_bytes:,} bytes and no server has confirmed what it holds: "
-                    "the oldest rows are given up and counted as lost"
+                    f"{printable(str(self._root))} is over its {self._max_bytes:,} bytes and no server has confirmed "
+                    "what it holds: the oldest rows are given up and counted as lost"
                 )
                 self._note = None
             self._account_and_remove(victims)
@@ -139,7 +147,8 @@ class DiskPolicy:
         windows: list[dict[str, Any]] = []
         for file in victims:
             rows = _account(file, health, windows)
-            self.shed.rows[file.table] = self.shed.rows.get(file.table, 0) + rows
+            if file.table != "agent_health":  # those are summed up
+                self.shed.rows[file.table] = self.shed.rows.get(file.table, 0) + rows
             self.shed.segments += 1
         # The last one is the one that counts: once it is there, the victims are lost.
         accounts = [("device_windows", pa.Table.from_pylist(windows, DEVICE_WINDOWS))] if windows else []
@@ -149,7 +158,9 @@ class DiskPolicy:
         with contextlib.suppress(OSError, AgentError):  # a full disk has no room for an account: the victims make it
             self._intend(victims, accounts)
             self._write_owed()
+        self._counted |= {file.key for file in victims}
         self._remove(file.path for file in victims)
+        self._counted -= {file.key for file in victims}
         self.bytes -= sum(file.size for file in victims)
         for file in victims:
             self._journal.forget(file.key)
@@ -166,8 +177,10 @@ class DiskPolicy:
         """Notes what is about to happen, so that a kill in between counts nothing twice."""
         if not accounts:
             return
+        before = len(self._owed) - len(accounts)  # older ones, which are written first
         paths = [
-            self._writer.next_path(table, ahead).relative_to(self._root) for ahead, (table, _) in enumerate(accounts)
+            self._writer.next_path(table, before + ahead).relative_to(self._root)
+            for ahead, (table, _) in enumerate(accounts)
         ]
         intent = {"accounts": [str(path) for path in paths], "victims": [file.key for file in victims]}
         beside = self._root / f"{_INTENT}.tmp"
@@ -181,26 +194,37 @@ class DiskPolicy:
                     torn.unlink()
         path = self._root / _INTENT
         try:
+            if not path.is_file():  # opening a FIFO would wait for ever
+                return
             intent = json.loads(path.read_text(encoding="ascii"))
-            accounts = [self._root / name for name in intent["accounts"]]
-            if accounts[-1].exists():
-                self._remove(self._root / key for key in intent["victims"])
-            else:
-                self._remove(accounts)
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, LookupError, TypeError):
+            accounts = [self._segment(name) for name in intent["accounts"]]
+            victims = [self._segment(key) for key in intent["victims"]]
+            self._remove(victims if accounts[-1].exists() else accounts)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             pass
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+    def _segment(self, key: str) -> Path:
+        """Of this spool; ValueError for any other path: the note may have come with a copy from anywhere."""
+        table, _, name = key.partition("/")
+        if table not in TABLES or "/" in name or not name.endswith(SUFFIX):
+            raise ValueError(key)
+        return self._root / table / name
 
     def _remove(self, paths: Iterable[Path]) -> None:
-        folders = set()
+        folders, refused = set(), None
         for path in paths:
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                refused = error
             folders.add(path.parent)
         for folder in folders:
             if folder.is_dir():
                 sync_directory(folder)
+        if refused is not None:
+            raise refused
 
 
 def _account(file: SegmentFile, health: list[dict[str, Any]], windows: list[dict[str, Any]]) -> int:
@@ -208,16 +232,19 @@ def _account(file: SegmentFile, health: list[dict[str, Any]], windows: list[dict
 
     A segment that cannot be read has no rows: it could not have been shipped either.
     """
+    schema = TABLES[file.table]
     try:
+        read_footer(file.path, file.table, schema)
         with pq.ParquetFile(file.path) as parquet:
             rows = int(parquet.metadata.num_rows)
+            if file.table == "agent_health":
+                _sum_up(parquet.read(), health)
             if file.table not in _GROUPED_BY or not rows:
                 return rows
-            schema = TABLES[file.table]
             present = set(parquet.schema_arrow.names)
             wanted = [name for name in _GROUPED_BY[file.table] if name in present]
             table = parquet.read([*wanted, "timestamp_ns"])
-    except (OSError, pa.ArrowException):
+    except (OSError, ValueError, pa.ArrowException, UnreadableError):
         return 0
     plain = {name: _plain(table.column(name)) for name in table.column_names}
     for name in set(_GROUPED_BY[file.table]) - plain.keys():
@@ -238,10 +265,29 @@ _GROUPED_BY: Final = {
 }
 
 
+_ADDED_UP: Final = ("events", "lost_launches", "lost_syncs", "lost_other", "agent_cpu_ns", "unresolved_launches")
+
+
+def _sum_up(rows: pa.Table, health: list[dict[str, Any]]) -> None:
+    """Adds accounts to those of their service and host in `health`: what they count as lost stays lost."""
+    defaults = {name: _default(kind) for name, kind in zip(AGENT_HEALTH.names, AGENT_HEALTH.types, strict=True)}
+    for given in rows.select([name for name in AGENT_HEALTH.names if name in rows.column_names]).to_pylist():
+        row = defaults | {name: value for name, value in given.items() if value is not None}
+        same = [one for one in health if (one["service"], one["host"]) == (row["service"], row["host"])]
+        if not same:
+            health.append(row)
+            continue
+        for name in _ADDED_UP:
+            same[0][name] += row[name]
+        same[0]["from_ns"] = min(same[0]["from_ns"], row["from_ns"])
+        for name in ("to_ns", "drain_lag_ns", "attached_probes"):
+            same[0][name] = max(same[0][name], row[name])
+
+
 def _health_row(group: dict[str, Any]) -> dict[str, Any]:
     return (
         {name: _default(kind) for name, kind in zip(AGENT_HEALTH.names, AGENT_HEALTH.types, strict=True)}
-        | {"from_ns": group["timestamp_ns_min"], "to_ns": group["timestamp_ns_max"] + 1}
+        | {"from_ns": group["timestamp_ns_min"] or 0, "to_ns": (group["timestamp_ns_max"] or 0) + 1}
         | {name: group[name] or "" for name in ("service", "host")}
         | {"lost_syncs" if group.get("kind") == KIND_SYNC else "lost_launches": group["count_all"]}
     )
@@ -251,7 +297,7 @@ def _window_row(group: dict[str, Any]) -> dict[str, Any]:
     """A window without length: it counts, and no call lies in it."""
     return (
         {name: _default(kind) for name, kind in zip(DEVICE_WINDOWS.names, DEVICE_WINDOWS.types, strict=True)}
-        | {"from_ns": group["timestamp_ns_min"], "to_ns": group["timestamp_ns_min"]}
+        | {"from_ns": group["timestamp_ns_min"] or 0, "to_ns": group["timestamp_ns_min"] or 0}
         | {name: group[name] or "" for name in ("service", "host", "container_id")}
         | {"pid": group["pid"] or 0, "lost": group["count_all"], "ended": "shed"}
     )

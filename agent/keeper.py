@@ -30,6 +30,7 @@ from kdiff.agent.shipping import EndedError, Hooks, Shipper
 from kdiff.agent.terminal import announce
 from kdiff.queries.address import Address
 from kdiff.queries.errors import KdiffError
+from kdiff.queries.printable import printable
 
 _EVERY_S: Final = 1.0
 _LONGEST_S: Final = 60.0
@@ -112,8 +113,8 @@ class Keeper:
         while True:
             try:
                 self._policy.apply()
-            except (OSError, KdiffError) as error:
-                self._say("bounding", f"the spool cannot be kept within its bound: {error}")
+            except Exception as error:  # one that ended this thread would leave the spool to grow for good
+                self._say("bounding", f"the spool cannot be kept within its bound: {printable(str(error))}")
             time.sleep(_EVERY_S)
 
     def _say(self, what: str, line: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import shipped
@@ -254,3 +255,89 @@ def test_the_notes_survive_a_kill_and_do_not_grow_for_ever(spool: Spool, monkeyp
         after.forget(f"cuda_events/{number}.parquet")
     assert len((spool.root / ".shipped").read_text().splitlines()) < 30
     assert json.dumps(sorted(path.name for path in spool.root.glob(".ship*"))) == '[".shipped"]'
+
+
+GOOD = shipped.events(2003, 1, 1_700_000_000_000_000_000)
+
+
+def replaced(column: str, values: pa.Array) -> pa.Table:
+    return GOOD.set_column(GOOD.schema.get_field_index(column), column, values)
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        GOOD.drop_columns(["timestamp_ns"]),
+        GOOD.drop_columns(["kind"]),
+        replaced("timestamp_ns", pa.array(["x"] * 2003)),
+        replaced("service", pa.array([1] * 2003)),
+        replaced("service", pa.array([{"a": 1}] * 2003)),
+    ],
+    ids=["no time", "no kind", "text for time", "number for text", "nested"],
+)
+def test_a_foreign_file_goes_first_and_counts_nothing(spool: Spool, foreign: pa.Table) -> None:
+    bound = spool.bytes
+    strange = spool.root / "cuda_events" / "strange.parquet"
+    pq.write_table(foreign, strange)
+    spool.policy(bound).apply()
+    assert not strange.exists()
+    assert spool.rows() == sum(SIZES)
+    assert spool.lost() == {"launches": 0, "syncs": 0, "other": 0}
+
+
+def test_what_is_no_file_is_neither_waited_for_nor_removed(spool: Spool) -> None:
+    folder = spool.root / "cuda_events"
+    (folder / "b.parquet").symlink_to("/dev/zero")
+    (folder / "c.parquet").mkdir()
+    os.rename(spool.files()[-1].path, os.fsencode(folder) + b"/\xff.parquet")
+    os.mkfifo(folder / "a.parquet")
+    spool.policy(1).apply()
+    assert sorted(path.name for path in folder.iterdir()) == ["a.parquet", "b.parquet", "c.parquet"]
+
+
+def test_losses_stay_counted_when_the_accounts_themselves_are_too_much(spool: Spool) -> None:
+    policy = spool.policy(1)
+    for _ in range(3):
+        policy.apply()
+    assert sum(spool.lost().values()) == sum(SIZES)
+    [account] = spool.files("agent_health")
+    policy.apply()
+    assert spool.files("agent_health") == [account]
+    table = pq.read_table(account.path)
+    assert sum(table["events"].to_pylist()) == sum(SIZES)
+    assert policy.shed.rows == {"cuda_events": sum(SIZES), "kernels": 3}
+
+
+def test_a_segment_that_cannot_be_removed_is_counted_once(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, *_ = spool.files()
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path == first.path:
+            raise PermissionError(1, "Operation not permitted")
+        unlink(path, missing_ok)
+
+    policy = spool.policy(spool.bytes - first.size - 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        with pytest.raises(PermissionError):
+            policy.apply()
+        policy.apply()
+    assert not second.path.exists()
+    assert policy.shed.rows["cuda_events"] == spool.lost()["launches"] + spool.lost()["syncs"]
+
+
+@pytest.mark.parametrize("victim", ["/{0}", "../precious", "cuda_events/../../precious", "cuda_events/.."])
+def test_a_forged_note_removes_nothing_outside(tmp_path: Path, victim: str) -> None:
+    precious = tmp_path / "precious"
+    precious.touch()
+    spool = Spool(tmp_path / "spool")
+    account = spool.files("agent_health")[0].key
+    note = {"accounts": [account], "victims": [victim.format(precious)]}
+    (spool.root / ".shedding").write_text(json.dumps(note))
+    spool.policy(spool.bytes).apply()
+    assert precious.exists()
+    assert not (spool.root / ".shedding").exists()
+    assert spool.rows() == sum(SIZES)
+    for journal in spool.journals:
+        journal.close()
