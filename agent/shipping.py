@@ -291,6 +291,8 @@ class Shipper:
             code = getattr(cause, "code", None)
             if isinstance(code, int) and code not in _HOPELESS and not isinstance(cause, StoreError):
                 raise RefusedError(str(told)) from error
+            if self._client is None:  # a host that cannot be used must not keep another from being asked that can
+                self._host += 1
             raise told from error
         self.close()
         self._host += 1

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -13,6 +14,8 @@ from shipped import count, ship
 
 from kdiff.agent import shipping
 from kdiff.agent.cli import main
+from kdiff.agent.segment_files import Listing
+from kdiff.agent.shipping import Hooks, Shipper
 from kdiff.queries.address import Address
 from kdiff.queries.connection import connect
 from kdiff.queries.errors import StoreError
@@ -113,6 +116,30 @@ def test_the_next_server_takes_over(store: Any, database: Address, faults: Stand
     shipped.write(tmp_path, [101])
     two = replace(database, hosts=(("127.0.0.1", 1), *database.hosts))
     assert ship(two, tmp_path).rows == 101 + 3 + 1
+    assert count(store) == 101
+
+
+def test_a_server_without_the_database_does_not_keep_the_other_from_being_asked(
+    store: Any, database: Address, tmp_path: Path
+) -> None:
+    """One host is away for a moment, the other was never set up; then the first is back."""
+    shipped.write(tmp_path, [101])
+    files = Listing(tmp_path, print).read()
+    here = database.hosts[0]
+    shipper = Shipper(lambda: replace(database, hosts=(here, ("localhost", here[1]))), Hooks(), retry_for_s=5)
+    real = shipping.connect
+
+    def connect(address: Address, **more: Any) -> Any:
+        if address.hosts[0][0] == "localhost":
+            address = replace(address, database="nowhere")
+        return real(address, **more)
+
+    with mock.patch.object(shipping, "connect", connect):
+        shipper._host = 1  # where the loss of a connection leaves it
+        with pytest.raises(StoreError, match="no database"):
+            shipper.ship(files)
+        shipper.ship(files)
+    shipper.close()
     assert count(store) == 101
 
 
