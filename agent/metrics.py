@@ -67,11 +67,11 @@ def serve(where: tuple[str, int], figures: Callable[[], Figures]) -> None:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Told())
     try:
-        start_http_server(where[1], where[0], registry)
-    except OSError as error:
-        raise AgentError(
-            f"no metrics on {where[0]}:{where[1]} ({error.strerror}): name another place with --metrics"
-        ) from error
+        server, _ = start_http_server(where[1], where[0], registry)
+    except (OSError, UnicodeError) as error:  # the latter: no name by the rules of names
+        why = error.strerror if isinstance(error, OSError) else "not a host's name"
+        raise AgentError(f"no metrics on {where[0]}:{where[1]} ({why}): name another place with --metrics") from error
+    setattr(server, "handle_error", lambda *_: None)  # noqa: B010  # a client that hangs up is no traceback's worth
 
 
 def _families(now: Figures) -> Iterator[Any]:

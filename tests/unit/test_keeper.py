@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -246,3 +247,30 @@ def test_sizes(text: str, bytes_: int) -> None:
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(Exception, match="is no size: write 10G or 500M"):
         size(text)
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 70])
+def test_a_name_that_is_none_costs_the_metrics_and_nothing_else(tmp_path: Path, host: str) -> None:
+    with Running(tmp_path, "--max-bytes", "1000000", "--metrics", f"{host}:9464") as keeper:
+        said = keeper.end()
+    assert said == f"kdiff-agent: no metrics on {host}:9464 (not a host's name): name another place with --metrics\n"
+
+
+def test_a_client_that_hangs_up_leaves_no_traceback(tmp_path: Path) -> None:
+    port = free_port()
+    with Running(tmp_path, "--max-bytes", "1000000", "--metrics", f"127.0.0.1:{port}") as keeper:
+        eventually(lambda: answers(port))
+        for request in (b"GET /metrics HTTP/1.0\r\n\r\n", b"\xff\r\n") * 10:
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.send(request)
+        assert answers(port)
+        assert keeper.end() == ""
+
+
+def answers(port: int) -> bool:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            return bool(answer.read())
+    except OSError:
+        return False
