@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -60,19 +60,24 @@ class Listing:
         self.root = root
         self._warn = warn
         self._folders: dict[str, tuple[int, list[SegmentFile]]] = {}
+        self._none: list[SegmentFile] = []
         self._strange: set[str] = set()
+        self._read: tuple[list[list[SegmentFile]], list[SegmentFile]] = [], []
 
     def read(self) -> list[SegmentFile]:
         """All files, in the order of shipping. A missing directory is an empty one. Raises StoreError.
 
         Folders are listed in the opposite order: while an agent writes, no account is listed without its rows.
         """
-        found: list[SegmentFile] = []
-        for table in reversed(SHIPPING_ORDER):
-            found += self._folder(table)
-        return sorted(found, key=lambda file: file.order)
+        folders = [self._folder(table) for table in reversed(SHIPPING_ORDER)]
+        known, files = self._read
+        # A month's files take a second to sort.
+        if len(known) != len(folders) or any(one is not other for one, other in zip(known, folders, strict=True)):
+            files = sorted((file for folder in folders for file in folder), key=lambda file: file.order)
+            self._read = folders, files
+        return files.copy()
 
-    def _folder(self, table: str) -> Iterable[SegmentFile]:
+    def _folder(self, table: str) -> list[SegmentFile]:
         folder = self.root / table
         try:
             changed = folder.stat().st_mtime_ns
@@ -83,7 +88,7 @@ class Listing:
                 files = [file for entry in listing if (file := self._file(table, entry)) is not None]
         except (FileNotFoundError, NotADirectoryError):
             self._folders.pop(table, None)
-            return []
+            return self._none
         except OSError as error:
             raise StoreError(
                 f"{printable(str(folder))} cannot be listed ({error.strerror}): run as its owner or as root"
