@@ -25,7 +25,7 @@ _PORTS: Final = {"clickhouse": 8123, "clickhouses": 8443}
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\[\]:\s]+))(?::(\d*))?")
 # Up to the last @: a password may hold any character. Or an option that is called so.
-_PASSWORD: Final = re.compile(r"(://[^@:]*):.*@|[?&]pass\w*=.*", re.IGNORECASE | re.DOTALL)
+_PASSWORD: Final = re.compile(r"(//[^@:]*):.*@|[?&]pass\w*=.*", re.IGNORECASE | re.DOTALL)
 _OPTIONS: Final = ("cluster", "ca", "cert", "key", "timeout")
 
 

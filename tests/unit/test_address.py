@@ -135,3 +135,8 @@ def test_any_text_is_an_address_or_one_printable_sentence(host: str, user: str) 
 @pytest.mark.parametrize("text", ["./a", "/a://b", "a:b", "", "1://x", "~"])
 def test_a_path_is_no_address(text: str) -> None:
     assert not is_address(text)
+
+
+def test_a_password_is_masked_where_the_colon_of_the_scheme_is_forgotten() -> None:
+    with pytest.raises(StoreError, match=r"clickhouse//u:\*\*\*@h is no address"):
+        Address.parse("clickhouse//u:sEcr3t@h", {})
