@@ -94,13 +94,13 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
     census = {side: evidence.census() for side, evidence in sides.items()}
     recordings = {side: evidence.recording() for side, evidence in sides.items()}
     for side, evidence in sides.items():
-        if not census[side] and not recordings[side].coverage:
-            held = holdings(evidence.store, evidence.service)
-            raise KdiffError(f"nothing was recorded in the {side} window {evidence.window.brief()}: {held}")
         if not evidence.rolled and (gone := evidence.missing_rows):
             raise KdiffError(f"of the {side} window {evidence.window.brief()} {recorded.only_rolled_up(gone)}")
         if lacking := evidence.missing_rollups:
             raise KdiffError(f"of the {side} window {evidence.window.brief()} {recorded.only_rows(lacking)}")
+        if not census[side] and not recordings[side].coverage:
+            held = holdings(evidence.store, evidence.service)
+            raise KdiffError(f"nothing was recorded in the {side} window {evidence.window.brief()}: {held}")
     pairing = pair_kernels(census["before"], census["after"], options.renames, options.patterns)
     every = choose(pairing.pairs, options.metric)
     needed = values_needed(options.policy.quantile)

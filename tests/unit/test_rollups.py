@@ -227,6 +227,11 @@ def test_rows_that_are_gone_leave_long_windows_and_no_wrong_answer(own_database:
         for exact, windows in ((False, short), (True, (BEFORE, AFTER))):
             with pytest.raises(KdiffError, match=r"of the before window .* are kept in roll-ups only: choose a window"):
                 judged(server, exact, *windows)
+        client = connect(own_database)
+        client.command("TRUNCATE TABLE agent_health")
+        client.close()
+        with pytest.raises(KdiffError, match=r"of the before window .* are kept in roll-ups only"):
+            judged(server, False, *short)
         known = extent(server)
         assert known is not None
         assert known.from_ns == BEFORE.from_ns
