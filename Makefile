@@ -25,8 +25,10 @@ demo: setup ## Record a kernel swap that made one kernel slower, and let kdiff f
 	@$(BIN)/python deploy/demo/demo.py
 
 test: lint ## Lint, then run every test, those with probes one by one (root: real probes are attached)
-	@$(BIN)/pytest -m "not ebpf" --numprocesses auto --maxprocesses 4 tests/unit tests/integration
-	@$(BIN)/pytest -m ebpf tests/unit tests/integration
+	@status=0; \
+	$(BIN)/pytest -m "not ebpf" --numprocesses auto --maxprocesses 4 tests/unit tests/integration || status=1; \
+	$(BIN)/pytest -m ebpf tests/unit tests/integration || status=1; \
+	exit $$status
 
 bench: setup ## Measure what recording costs and how often verdicts are right (minutes; nothing else should run)
 	@set -e; for bench in tests/bench/bench_*.py tests/bench/chaos_ship.py; do echo "== $$bench"; $(BIN)/python "$$bench"; done

@@ -20,7 +20,8 @@ def hosts_of(health: pa.Table) -> tuple[list[str], NDArray[np.int64]]:
     order = sorted(range(len(names)), key=names.__getitem__)
     place = np.empty(len(names), np.int64)
     place[order] = np.arange(len(names))
-    return [names[i] for i in order], place[encoded.chunk(0).indices.to_numpy()]
+    codes = column(pa.table({"code": encoded.chunk(0).indices}), "code", np.int32)
+    return [names[i] for i in order], place[codes]
 
 
 def covered_ns(window: Window, start: Times, end: Times) -> int:
