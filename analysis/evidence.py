@@ -30,6 +30,7 @@ GRAPHS: Final = "(graph launches)"
 UNNAMED: Final = "(no name)"
 
 _MOST_KEYS: Final = 5_000
+_LAST_NS: Final = 2**63 // MINUTE_NS * MINUTE_NS
 
 _QUERIES: Final[dict[Metric, tuple[str, dict[str, str]]]] = {
     "device": ("samples_device", {}),
@@ -401,9 +402,11 @@ def extent(store: Store, service: str = "") -> Extent | None:
 def whole_window(store: Store, service: str = "") -> Window:
     """The whole recorded stretch, in whole minutes where it is long. Raises KdiffError where nothing was recorded."""
     found = extent(store, service)
-    if found is None or found.to_ns <= found.from_ns:
+    # A clock that was off must not hide the rest: no window reaches out of 64 bits or before 1970.
+    start, end = (0, 0) if found is None else (max(found.from_ns, 0), min(found.to_ns, _LAST_NS))
+    if end <= start:
         raise KdiffError(holdings(store, service))
-    return Window(found.from_ns, found.to_ns).around_minutes()
+    return Window(start, end).around_minutes()
 
 
 def holdings(store: Store, service: str = "") -> str:

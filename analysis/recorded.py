@@ -50,7 +50,7 @@ def without_bins(
     for (side, evidence), sample in zip(sides.items(), samples, strict=True):
         counted = getattr(plan.pair, side).available(plan.metric, plan.isolated)
         held = sample.size if sample else 0
-        if evidence.rolled and counted - held > limit * counted:
+        if evidence.rolled and evidence.store.expires and counted - held > limit * counted:
             found.append(
                 f"The histograms of the {side} window hold {held:,} of its {counted:,} values: no verdict; "
                 "judge its rows with --exact."
