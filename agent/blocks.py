@@ -6,7 +6,6 @@ cut off cannot be read, so that no server takes half of it for the whole. A larg
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import os
@@ -21,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kdiff.agent.segment_files import SegmentFile
+from kdiff.queries.locks import lock
 from kdiff.queries.segments_read import UnreadableError, read_footer
 from kdiff.queries.segments_write import layout
 from kdiff.queries.tables import TABLES
@@ -69,7 +69,7 @@ class OpenSegment:
 
     def hold(self) -> bool:
         """Keeps the disk policy from giving it up until it is closed; whether it has not been given up before."""
-        return _lock(self._stream, fcntl.LOCK_SH) and os.fstat(self._stream.fileno()).st_nlink > 0
+        return lock(self._stream.fileno(), shared=True) and os.fstat(self._stream.fileno()).st_nlink > 0
 
     def bodies(self) -> Iterator[tuple[Block, IO[bytes]]]:
         """Each block with its rows as Parquet, in order; memory is bounded by one. Raises UnreadableError."""
@@ -134,7 +134,7 @@ def hold_for_shedding(path: Path) -> IO[bytes] | None:
         stream = open(path, "rb", opener=_without_waiting)  # noqa: SIM115
     except OSError:
         return None
-    if stat.S_ISREG(os.fstat(stream.fileno()).st_mode) and _lock(stream, fcntl.LOCK_EX):
+    if stat.S_ISREG(os.fstat(stream.fileno()).st_mode) and lock(stream.fileno()):
         return stream
     stream.close()
     return None
@@ -142,16 +142,6 @@ def hold_for_shedding(path: Path) -> IO[bytes] | None:
 
 def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)  # a FIFO has no writer
-
-
-def _lock(stream: IO[bytes], kind: int) -> bool:
-    try:
-        fcntl.flock(stream, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        pass
-    return True
 
 
 def _identity(file: SegmentFile, stream: io.BufferedReader) -> str:

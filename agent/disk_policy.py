@@ -270,9 +270,8 @@ _ADDED_UP: Final = ("events", "lost_launches", "lost_syncs", "lost_other", "agen
 
 def _sum_up(rows: pa.Table, health: list[dict[str, Any]]) -> None:
     """Adds accounts to those of their service and host in `health`: what they count as lost stays lost."""
-    defaults = {name: _default(kind) for name, kind in zip(AGENT_HEALTH.names, AGENT_HEALTH.types, strict=True)}
     for given in rows.select([name for name in AGENT_HEALTH.names if name in rows.column_names]).to_pylist():
-        row = defaults | {name: value for name, value in given.items() if value is not None}
+        row = _blank(AGENT_HEALTH) | {name: value for name, value in given.items() if value is not None}
         same = [one for one in health if (one["service"], one["host"]) == (row["service"], row["host"])]
         if not same:
             health.append(row)
@@ -286,7 +285,7 @@ def _sum_up(rows: pa.Table, health: list[dict[str, Any]]) -> None:
 
 def _health_row(group: dict[str, Any]) -> dict[str, Any]:
     return (
-        {name: _default(kind) for name, kind in zip(AGENT_HEALTH.names, AGENT_HEALTH.types, strict=True)}
+        _blank(AGENT_HEALTH)
         | {"from_ns": group["timestamp_ns_min"] or 0, "to_ns": (group["timestamp_ns_max"] or 0) + 1}
         | {name: group[name] or "" for name in ("service", "host")}
         | {"lost_syncs" if group.get("kind") == KIND_SYNC else "lost_launches": group["count_all"]}
@@ -296,7 +295,7 @@ def _health_row(group: dict[str, Any]) -> dict[str, Any]:
 def _window_row(group: dict[str, Any]) -> dict[str, Any]:
     """A window without length: it counts, and no call lies in it."""
     return (
-        {name: _default(kind) for name, kind in zip(DEVICE_WINDOWS.names, DEVICE_WINDOWS.types, strict=True)}
+        _blank(DEVICE_WINDOWS)
         | {"from_ns": group["timestamp_ns_min"] or 0, "to_ns": group["timestamp_ns_min"] or 0}
         | {name: group[name] or "" for name in ("service", "host", "container_id")}
         | {"pid": group["pid"] or 0, "lost": group["count_all"], "ended": "shed"}
@@ -305,6 +304,10 @@ def _window_row(group: dict[str, Any]) -> dict[str, Any]:
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.cast(column, pa.string()) if pa.types.is_dictionary(column.type) else column
+
+
+def _blank(schema: pa.Schema) -> dict[str, Any]:
+    return {column.name: _default(column.type) for column in schema}
 
 
 def _default(kind: pa.DataType) -> str | int:

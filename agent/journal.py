@@ -12,8 +12,8 @@ import threading
 from pathlib import Path
 from typing import IO, Final
 
-NAME: Final = ".shipped"
-_BEGUN, _CONFIRMED = "?", "+"
+from kdiff.queries.shipping_notes import BEGUN, CONFIRMED, NOTES, read_marks
+
 _SPARE_LINES: Final = 10_000
 
 
@@ -25,26 +25,24 @@ class Journal:
 
     def __init__(self, root: Path) -> None:
         """Reads what is there, as far as the segments still are."""
-        self._path = root / NAME
+        self._path = root / NOTES
         self._lock = threading.Lock()
         self._confirmed: set[str] = set()
         self._begun: set[str] = set()
         self._file: IO[str] | None = None
         self._lines = 0
-        with contextlib.suppress(OSError):
-            for line in self._path.read_text(encoding="utf-8", errors="surrogateescape").split("\n")[:-1]:
-                mark, key = line[:1], line[1:]
-                if key.count("/") == 1 and os.path.lexists(root / key):
-                    self._note(mark, key)
+        for key, mark in read_marks(root).items():
+            if key.count("/") == 1 and os.path.lexists(root / key):
+                self._note(mark, key)
         self._rewrite()
 
     def begun(self, key: str) -> None:
         """The segment is about to be sent."""
-        self._write(_BEGUN, key)
+        self._write(BEGUN, key)
 
     def confirmed(self, key: str) -> None:
         """The server has all of it, and has listed it."""
-        self._write(_CONFIRMED, key)
+        self._write(CONFIRMED, key)
 
     def forget(self, key: str) -> None:
         """The segment is gone."""
@@ -68,15 +66,15 @@ class Journal:
             self._file = None
 
     def _note(self, mark: str, key: str) -> None:
-        if mark == _CONFIRMED:
+        if mark == CONFIRMED:
             self._confirmed.add(key)
             self._begun.discard(key)
-        elif mark == _BEGUN and key not in self._confirmed:
+        elif mark == BEGUN and key not in self._confirmed:
             self._begun.add(key)
 
     def _write(self, mark: str, key: str) -> None:
         with self._lock:
-            if key in self._confirmed or (mark == _BEGUN and key in self._begun):
+            if key in self._confirmed or (mark == BEGUN and key in self._begun):
                 return
             self._note(mark, key)
             if self._file is None or self._lines > 2 * len(self._confirmed) + _SPARE_LINES:
@@ -89,8 +87,8 @@ class Journal:
 
     def _rewrite(self) -> None:
         """Only what is of use, in the place of the old file."""
-        lines = [f"{_CONFIRMED}{key}\n" for key in self._confirmed] + [f"{_BEGUN}{key}\n" for key in self._begun]
-        beside = self._path.with_name(f"{NAME}.tmp")
+        lines = [f"{CONFIRMED}{key}\n" for key in self._confirmed] + [f"{BEGUN}{key}\n" for key in self._begun]
+        beside = self._path.with_name(f"{NOTES}.tmp")
         with contextlib.suppress(OSError):
             beside.write_text("".join(line for line in lines if line.count("\n") == 1), "utf-8", "surrogateescape")
             beside.replace(self._path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,12 +12,12 @@ from typing import Final
 from kdiff.queries.errors import StoreError
 from kdiff.queries.printable import printable
 from kdiff.queries.segments_read import SUFFIX
+from kdiff.queries.shipping_notes import OWN_NAME
 from kdiff.queries.tables import TABLES
 
 # The order of shipping: no account of rows before the rows, no row before the names of its kernels.
 SHIPPING_ORDER: Final = ("kernels", "cuda_events", "kernel_executions", "device_windows", "agent_health")
 _RANK: Final = {table: rank for rank, table in enumerate(SHIPPING_ORDER)}
-_OWN_NAME: Final = re.compile(r"(.+-[0-9a-f]{8})-(\d{1,20})-(\d{8,})\.parquet")
 _SETTLED_NS: Final = 2_000_000_000
 
 assert _RANK.keys() == TABLES.keys()
@@ -41,12 +40,12 @@ class SegmentFile:
     @property
     def own(self) -> bool:
         """Whether a recording named it: then no other segment of the table has the name, on any host."""
-        return _OWN_NAME.fullmatch(self.name) is not None
+        return OWN_NAME.fullmatch(self.name) is not None
 
     @property
     def order(self) -> tuple[int, str, int, int, str]:
         """A recording writes a stretch's kernels, rows and account one after the other, and numbers them."""
-        found = _OWN_NAME.fullmatch(self.name)
+        found = OWN_NAME.fullmatch(self.name)
         if found is None:
             return 0, "", 0, _RANK[self.table], self.name
         return int(found[2]), found[1], int(found[3]), _RANK[self.table], self.name

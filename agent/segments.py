@@ -6,7 +6,6 @@ after a kill or a power cut.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections import deque
 from pathlib import Path
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kdiff.agent.errors import AgentError
+from kdiff.queries.locks import lock
 from kdiff.queries.segments_write import layout, replacing, required, sync_directory
 from kdiff.queries.tables import TABLES
 
@@ -69,13 +69,9 @@ def hold(directory: Path) -> int:
     Two recordings of one program at a time would count each launch twice.
     """
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+    if not lock(fd):
         os.close(fd)
-        raise AgentError(f"another kdiff-agent records to {directory}: name another directory with -o") from error
-    except OSError:  # a file system without locks: not worth refusing to record
-        pass
+        raise AgentError(f"another kdiff-agent records to {directory}: name another directory with -o")
     return fd
 
 

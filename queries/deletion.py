@@ -7,9 +7,7 @@ none ever claims rows that are gone. Names of kernels go last, once nothing of t
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,9 +20,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kdiff.queries.errors import StoreError
+from kdiff.queries.locks import lock
 from kdiff.queries.printable import printable
 from kdiff.queries.segments_read import scan
 from kdiff.queries.segments_write import sync_directory, write_batches
+from kdiff.queries.shipping_notes import BEGUN, CONFIRMED, OWN_NAME, read_marks
 
 MINUTE_NS: Final = 60_000_000_000
 ENDS: Final = {
@@ -35,8 +35,6 @@ ENDS: Final = {
 }
 """The column that tells whether a row is older: a stretch of time is once it has ended."""
 NAMES: Final = "kernels"
-_NOTES: Final = ".shipped"
-_OWN_NAME: Final = re.compile(r".+-[0-9a-f]{8}-\d+-\d{8,}\.parquet")  # a recording's, that no other segment has
 _PATIENCE_S: Final = 10.0
 _BATCH_ROWS: Final = 1 << 16
 
@@ -141,10 +139,10 @@ class CaptureDeletion:
 
     def _require_rewritable(self) -> None:
         """What a server may have in part is known to it by the place of the rows: those must not move."""
-        marks = _shipped(self.root) if self._mixed else {}
+        marks = read_marks(self.root) if self._mixed else {}
         for path in self._mixed:
             mark = marks.get(f"{path.parent.name}/{path.name}")
-            if mark == "?" or (mark == "+" and not _OWN_NAME.fullmatch(path.name)):
+            if mark == BEGUN or (mark == CONFIRMED and not OWN_NAME.fullmatch(path.name)):
                 raise StoreError(
                     f"{printable(str(path))} holds rows to keep and is known to a server: ship the capture to its end "
                     "with `kdiff-agent ship DIR`, remove the segment there, or delete whole segments only"
@@ -174,37 +172,15 @@ class CaptureDeletion:
         return times <= self.selection.before_ns if column == "to_ns" else times < self.selection.before_ns
 
 
-def _shipped(root: Path) -> dict[str, str]:
-    """The notes that shipping keeps: table/segment -> "?" begun, "+" the server has all of it."""
-    try:
-        lines = (root / _NOTES).read_text(encoding="utf-8", errors="surrogateescape").split("\n")[:-1]
-    except OSError:
-        return {}
-    marks: dict[str, str] = {}
-    for line in lines:
-        if marks.get(line[1:]) != "+":
-            marks[line[1:]] = line[:1]
-    return marks
-
-
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """Not while the segment is being shipped: that holds a shared lock of the file."""
     with open(path, "rb") as held:
         until = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                if time.monotonic() > until:
-                    raise StoreError(
-                        f"{printable(str(path))} is being shipped: wait until it is, and delete again"
-                    ) from error
-                time.sleep(0.05)
-            except OSError:  # a file system without locks
-                break
-            else:
-                break
+        while not lock(held.fileno()):
+            if time.monotonic() > until:
+                raise StoreError(f"{printable(str(path))} is being shipped: wait until it is, and delete again")
+            time.sleep(0.05)
         yield
 
 
@@ -231,12 +207,6 @@ def _held(root: Path) -> Iterator[None]:
             with contextlib.suppress(FileNotFoundError):
                 fd = os.open(root / table, os.O_RDONLY | os.O_DIRECTORY)
                 stack.callback(os.close, fd)
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError as error:
-                    raise StoreError(
-                        f"another kdiff deletes from {printable(str(root))}: wait until it is done"
-                    ) from error
-                except OSError:  # a file system without locks
-                    pass
+                if not lock(fd):
+                    raise StoreError(f"another kdiff deletes from {printable(str(root))}: wait until it is done")
         yield

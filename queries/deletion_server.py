@@ -79,7 +79,7 @@ class ServerDeletion:
             table: f"{column} <= {before}" if column == "to_ns" else f"{column} < {before}"
             for table, column in ENDS.items()
         }
-        old = f"toUnixTimestamp(minute) < {before // 1_000_000_000}"
+        old = f"toUnixTimestamp(minute) < {before // NS}"
         return conditions | dict.fromkeys(_ROLLUPS, old) | {NAMES: "1"}
 
     def _ours(self) -> str:
