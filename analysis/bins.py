@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kdiff.analysis.quantiles import DEVICE_TICK_NS
+from kdiff.analysis.quantiles import DEVICE_TICK_NS, MIN_LEVELS, TICK_SHARE
 
 EXACT_NS: Final = 200
 WIDTH: Final = 1.005
@@ -21,8 +21,6 @@ _MOST: Final = 7_600  # what lies above is longer than 64 bits can say, and no b
 BOUND: Final = WIDTH**0.5 - 1
 """How far, as a share, a duration may lie from what its bin stands for; half a nanosecond of rounding comes to it."""
 _TICKS: Final = (DEVICE_TICK_NS, 64, 128, 256, 500, 512, 1000, 1024)
-_NEAR: Final = 0.99
-_LEVELS: Final = 8
 
 
 def durations_ns(bins: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -52,10 +50,10 @@ def device_tick(values: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
     total, best = int(counts.sum()), 1
     for tick in _TICKS:
         near = np.floor((last + 1) / tick) * tick >= first - 1
-        if counts[near].sum() < _NEAR * total:
+        if counts[near].sum() < TICK_SHARE * total:
             continue
         chance = float((np.minimum(1.0, (last - first + 3) / tick) * counts).sum()) / total
         levels = np.unique(np.rint(values[near] / tick)).size
-        if tick == DEVICE_TICK_NS or (chance <= 0.5 and levels >= _LEVELS):
+        if tick == DEVICE_TICK_NS or (chance <= 0.5 and levels >= MIN_LEVELS):
             best = tick
     return best

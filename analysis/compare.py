@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from kdiff.analysis import quantiles, recorded
+from kdiff.analysis import recorded
 from kdiff.analysis.calibration import Excess, read_excess
 from kdiff.analysis.evidence import GRAPHS, Counts, Evidence, Recording, holdings
 from kdiff.analysis.interval import Sample, tail_estimate
@@ -124,7 +124,7 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
     of_calls = recorded.calls_gone(sides) if unlike(before, after) else []
     rows = []
     for index, plan in enumerate(plans):
-        row = _row(plan, judgements[index], samples[index], options)
+        row = _row(plan, judgements[index], options)
         if index in excesses:
             row = _calibrated(row, samples[index], excesses[index], index in deciding, options.policy)
         if row.verdict is Verdict.NOT_ENOUGH_DATA and plan.metric == "device":
@@ -166,9 +166,7 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
     )
 
 
-def _row(
-    plan: Plan, judgement: Judgement, sample: tuple[Sample | None, Sample | None], options: Options
-) -> KernelReport:
+def _row(plan: Plan, judgement: Judgement, options: Options) -> KernelReport:
     pair, verdict = plan.pair, judgement.verdict
     reasons = list(judgement.reasons)
     one_sided = not plan.in_both
@@ -186,7 +184,6 @@ def _row(
                 verdict = Verdict.INCONCLUSIVE
             reasons.append(doubt.reason)
     reasons += _left_out(plan)
-    values = [_value(s, options.policy.quantile) for s in sample]
     return KernelReport(
         kernel=pair.kernel,
         verdict=verdict,
@@ -195,8 +192,8 @@ def _row(
         n_after=judgement.n_after if plan.metric else pair.after.ran,
         quantiles_before=judgement.quantiles_before,
         quantiles_after=judgement.quantiles_after,
-        value_before=values[0],
-        value_after=values[1],
+        value_before=judgement.value_before,
+        value_after=judgement.value_after,
         ratio=judgement.ratio,
         ci=judgement.ci,
         p_regressed=judgement.p_regressed,
@@ -324,12 +321,6 @@ def _unlike(before: Evidence, after: Evidence, plans: Sequence[Plan]) -> list[st
 def _recorded_ns(evidence: Evidence, recording: Recording) -> float:
     """For how long calls were recorded; all of it where no agent says."""
     return evidence.window.length_ns * (recording.coverage if recording.hosts else 1.0)
-
-
-def _value(sample: Sample | None, quantile: float) -> int | None:
-    if sample is None or not sample.size:
-        return None
-    return quantiles.quantile(quantiles.Ordered.of(sample.durations_ns, sample.counts), quantile)
 
 
 def _share(part: int, whole: int) -> float:

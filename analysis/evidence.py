@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -269,11 +269,12 @@ class Evidence:
     def _rolled_kernels(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = self.query("minutes_kernels").to_pylist()
         keys = {row["kernel_key"]: place for place, row in enumerate(rows)}
-        for metric, field_name in (("completion", "completion_p99_ns"), ("device", "device_p99_ns")):
-            values = self.values(cast(Metric, metric), keys)
+        measures: tuple[Metric, ...] = ("completion", "device")
+        for metric in measures:
+            values = self.values(metric, keys)
             for place, row in enumerate(rows):
                 sample = values[place].sample if place in values else None
-                row[field_name] = (
+                row[f"{metric}_p99_ns"] = (
                     None if sample is None else quantile(Ordered.of(sample.durations_ns, sample.counts), 0.99)
                 )
         return rows
@@ -291,12 +292,12 @@ class Evidence:
         start, end = (column(health, name, np.int64) for name in ("from_ns", "to_ns"))
         kept = self._kept(health, int(start.min()), int(end.max()))
         lost = {name: int(column(health, f"lost_{name}", np.uint64).sum()) for name in ("launches", "syncs", "other")}
-        received = sum(count for kind, count in kept.items() if kind != "sync")
+        received = sum(count for kind, count in kept.items() if kind != KIND_SYNC)
         length = self.window.length_ns
         return Recording(
             lost=sum(lost.values()),
             lost_launches=_share(lost["launches"], received),
-            lost_syncs=_share(lost["syncs"], kept.get("sync", 0)),
+            lost_syncs=_share(lost["syncs"], kept.get(KIND_SYNC, 0)),
             coverage=covered_ns(self.window, start, end) / length,
             hosts={
                 name: covered_ns(self.window, start[host == i], end[host == i]) / length for i, name in enumerate(names)
@@ -310,7 +311,7 @@ class Evidence:
     def _kept(self, health: pa.Table, from_ns: int, to_ns: int) -> dict[str, int]:
         """Events of each kind in the stretches that the agents account for."""
         if self.rolled:  # syncs are not rolled up, but the agents count all events
-            launches = sum(row["launches"] for row in self._query_counts("processes"))
+            launches = sum(row["launches"] for row in self.processes)
             events = int(column(health, "events", np.uint64).sum())
             return {KIND_LAUNCH: launches, KIND_SYNC: max(0, events - launches)}
         rows = self.query("event_counts", {"from_ns": from_ns, "to_ns": to_ns}).to_pylist()

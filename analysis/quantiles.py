@@ -19,8 +19,8 @@ P999_MIN_LAUNCHES = 1000
 DEVICE_TICK_NS = 32
 """Tick of the device timer on current NVIDIA GPUs (H100, H200)."""
 
-_MIN_LEVELS = 8
-_TICK_SHARE = 0.99
+MIN_LEVELS = 8
+TICK_SHARE = 0.99
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def timer_quantum(ordered: Ordered) -> int:
     # Levels less than 3 ns apart are one level and its rounding.
     starts = np.flatnonzero(np.diff(values, prepend=values[:1] - 3) > 2)
     levels = values[starts]
-    few = levels.size < _MIN_LEVELS
+    few = levels.size < MIN_LEVELS
     candidates = [exact, DEVICE_TICK_NS]
     if levels.size > 1:
         gaps, gap_counts = _distinct(np.sort(np.diff(levels)))
@@ -130,7 +130,7 @@ def timer_quantum(ordered: Ordered) -> int:
             continue
         residue = values % tick
         near = counts[(residue <= 1) | (residue >= tick - 1)].sum()
-        if near >= _TICK_SHARE * total:
+        if near >= TICK_SHARE * total:
             best = max(best, tick)
     return best if best > 1 else (exact if not few else 1)
 

@@ -83,6 +83,7 @@ class Judgement:
         verdict: the verdict.
         n_before, n_after: launches in each window.
         quantiles_before, quantiles_after: in ns; None for a window without launches.
+        value_before, value_after: the judged quantile in ns; None for a window without launches.
         ratio: after / before of the judged quantile, None unless both windows have launches.
         ci: limits of the ratio at level 1 - 2 alpha_pass (90%): the kernel passes exactly when the upper one is at most
             1 + margin. The upper one may be inf and the lower one 0.
@@ -98,6 +99,8 @@ class Judgement:
     n_after: int
     quantiles_before: Quantiles | None
     quantiles_after: Quantiles | None
+    value_before: int | None
+    value_after: int | None
     ratio: float | None
     ci: tuple[float, float] | None
     p_regressed: float | None
@@ -262,6 +265,8 @@ def _judged(pair: _Pair, p: float | None, regressed: bool, family: int, policy: 
         n_after=pair.after.n,
         quantiles_before=summary(pair.before.ordered),
         quantiles_after=summary(pair.after.ordered),
+        value_before=pair.before.value,
+        value_after=pair.after.value,
         ratio=shown.ratio,
         ci=shown.ci,
         p_regressed=p,
@@ -313,6 +318,8 @@ def _one_sided(before: Sample | None, after: Sample | None, policy: Policy) -> J
         n_after=a.n if a else 0,
         quantiles_before=summary(b.ordered) if b else None,
         quantiles_after=summary(a.ordered) if a else None,
+        value_before=b.value if b else None,
+        value_after=a.value if a else None,
         ratio=None,
         ci=None,
         p_regressed=None,

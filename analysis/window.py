@@ -78,17 +78,6 @@ class Window:
         return f"{utc(self.from_ns)}..{utc(self.to_ns)}"
 
 
-def covered_ns(window: Window, stretches: list[tuple[int, int]]) -> int:
-    """How much of `window` the union of `stretches` (from, to in Unix ns) covers, in nanoseconds."""
-    total, reached = 0, window.from_ns
-    for start, end in sorted(stretches):
-        start, end = max(start, reached), min(end, window.to_ns)
-        if end > start:
-            total += end - start
-            reached = end
-    return total
-
-
 def utc(time_ns: int) -> str:
     """ISO 8601 in UTC, exact: 2026-11-27T10:00:00Z, with as many digits of the second as it has."""
     if not 0 <= time_ns <= _MAX_NS:

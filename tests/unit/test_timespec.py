@@ -3,14 +3,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kdiff.analysis.arguments import quantile, share
+from kdiff.analysis.coverage import covered_ns
 from kdiff.analysis.interval import RECOMMENDED_BUCKETS
 from kdiff.analysis.timespec import SpecError, check_pair, parse, parse_instant, parse_length
-from kdiff.analysis.window import BUCKETS, NS, Window, covered_ns, length_text, utc
+from kdiff.analysis.window import BUCKETS, NS, Window, length_text, utc
 
 NOW = 1_795_860_000 * NS  # 2026-11-28T10:00:00Z
 TEN = 1_795_773_600 * NS  # 2026-11-27T10:00:00Z
@@ -244,11 +246,13 @@ def test_windows_worth_a_warning() -> None:
 
 
 def test_covered() -> None:
-    its = Window(100, 200)
-    assert covered_ns(its, []) == 0
-    assert covered_ns(its, [(0, 50), (250, 300)]) == 0
-    assert covered_ns(its, [(150, 300), (0, 120), (110, 130)]) == 80
-    assert covered_ns(its, [(0, 1000), (120, 130)]) == 100
+    def covered(*stretches: tuple[int, int]) -> int:
+        return covered_ns(Window(100, 200), *np.array(stretches, np.int64).reshape(-1, 2).T)
+
+    assert covered() == 0
+    assert covered((0, 50), (250, 300)) == 0
+    assert covered((150, 300), (0, 120), (110, 130)) == 80
+    assert covered((0, 1000), (120, 130)) == 100
 
 
 @pytest.mark.parametrize(
