@@ -7,7 +7,7 @@ BIN := .venv/bin
 PYTHON ?=
 export PYTHON
 # Checked beside the packages, which pyproject.toml names.
-TYPED := deploy/demo/demo.py tests/captures.py tests/conftest.py tests/server.py tests/loaded.py \
+TYPED := deploy/demo/demo.py tests/captures.py tests/conftest.py tests/server.py tests/loaded.py tests/command_line.py \
     tests/unit/test_rollups.py tests/unit/test_migrations.py tests/unit/test_server_store.py \
     tests/unit/test_delete.py tests/unit/test_export.py tests/standins/standins.py \
     tests/standins/in_process.py tests/standins/building.py tests/standins/device_batches.py tests/unit/test_docs.py \

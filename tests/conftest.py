@@ -11,7 +11,7 @@ import pytest
 import captures
 from kdiff.queries.store import CaptureStore
 
-pytest_plugins = ["server"]
+pytest_plugins = ["server", "shipped"]
 
 
 def pytest_configure() -> None:

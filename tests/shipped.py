@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 import captures
 from kdiff.agent.segment_files import Listing
@@ -21,6 +22,7 @@ from kdiff.queries.address import Address
 from kdiff.queries.connection import connect
 from kdiff.queries.migrations import migrate
 from kdiff.queries.tables import TABLES
+from server import StandIn
 
 BOOT = "0123456789abcdef"
 _KERNELS = [f"void kernel_{i}<float, {i}>(float*)" for i in range(7)]
@@ -123,8 +125,33 @@ def migrated(address: Address, name: str) -> Iterator[Address]:
     client.close()
 
 
+@contextmanager
+def own_server(path: Path) -> Iterator[StandIn]:
+    """A stand-in that may be stopped and killed, with a migrated database `kdiff`."""
+    with StandIn(path) as running:
+        client = connect(running.address(), database="")
+        migrate(client, "kdiff")
+        client.close()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(database: Address) -> Iterator[Any]:
+    """Of the module's database."""
+    client = connect(database)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def store(client: Any) -> Any:
+    """A client of the database, whose tables are empty."""
+    empty(client)
+    return client
+
+
 def empty(client: Any) -> None:
-    for table in (*TABLES, "kernel_minutes", "shipped_segments"):
+    for table in (*TABLES, "kernel_minutes", "kernel_totals", "shipped_segments"):
         client.command(f"TRUNCATE TABLE {table}")
 
 

@@ -108,7 +108,7 @@ def test_a_profiler_that_keeps_the_subscription(tmp_path: Path) -> None:
 
 
 def test_a_profiler_that_is_loaded_inside_a_window(tmp_path: Path) -> None:
-    beside_each(
+    runs = beside_each(
         tmp_path,
         3,
         lambda profiler: sessions(profiler, 3, 0.3, 0.03, 101),
@@ -116,6 +116,9 @@ def test_a_profiler_that_is_loaded_inside_a_window(tmp_path: Path) -> None:
         env=ALWAYS,
         in_window=True,
     )
+    for run in runs:
+        ended = run.batches.windows["ended"]
+        assert 1 <= (ended == Ended.YIELDED).sum() <= 3, ended
 
 
 def test_a_profiler_that_looked_cupti_up_before_an_agent_came(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from recording import AGENT, host_environment
 from shipped import count
 
 from kdiff.queries.connection import connect
-from kdiff.queries.migrations import migrate
 from server import PASSWORD, StandIn
 from standins.standins import workload
 
@@ -63,10 +62,7 @@ def keeper_of(agent: subprocess.Popen[str]) -> int:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
-    with StandIn(tmp_path_factory.mktemp("server")) as running:
-        client = connect(running.address(), database="")
-        migrate(client, "kdiff")
-        client.close()
+    with shipped.own_server(tmp_path_factory.mktemp("server")) as running:
         yield running
 
 

@@ -8,12 +8,13 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
+from command_line import Result, Run, kdiff
 
 import captures
 from captures import MINUTE, T0
@@ -26,15 +27,6 @@ BEFORE = "2025-11-27T10:00/10m"
 AFTER = "2025-11-27T10:10/10m"
 PAIR = ["--before", BEFORE, "--after", AFTER]
 N = 4_001
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Result]
 
 
 def record(root: Path, after: float, start: int = T0, gap: int = 10 * MINUTE, **columns: Any) -> Path:
@@ -71,12 +63,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     monkeypatch.setenv("COLUMNS", "80")
 
     def call(*arguments: str) -> Result:
-        monkeypatch.setattr(sys, "argv", ["kdiff", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        captured = capsys.readouterr()
-        code = caught.value.code
-        return Result(0 if code is None else int(code), captured.out, captured.err)
+        return kdiff(monkeypatch, capsys, *arguments)
 
     return call
 

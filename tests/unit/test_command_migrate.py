@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import loaded
 import pytest
+from command_line import Result, Run, kdiff, named
 
-from kdiff.analysis import cli
 from kdiff.queries.address import Address
 from kdiff.queries.connection import connect
 from kdiff.queries.migrations import migrations
@@ -19,24 +17,10 @@ from kdiff.queries.tables import TABLES
 LAST = max(migration.version for migration in migrations())
 
 
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Result]
-
-
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     def call(store: Address | str, *arguments: str) -> Result:
-        if isinstance(store, Address):
-            monkeypatch.setenv("KDIFF_CLICKHOUSE_PASSWORD", store.password)
-        monkeypatch.setattr("sys.argv", ["kdiff", *arguments, "--store", str(store)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return Result(int(caught.value.code or 0), *capsys.readouterr())
+        return kdiff(monkeypatch, capsys, *arguments, "--store", named(monkeypatch, store))
 
     return call
 

@@ -9,19 +9,17 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import loaded
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from command_line import Result, Run, kdiff, named
 
 import captures
 from captures import MINUTE, SECOND, T0
-from kdiff.analysis import cli
 from kdiff.queries import deletion
 from kdiff.queries.address import Address
 from kdiff.queries.connection import connect
@@ -33,24 +31,10 @@ CUT = "2025-11-27T10:05:30"  # rounded down to the minute
 CUT_NS = T0 + 5 * MINUTE
 
 
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Result]
-
-
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     def call(store: Path | Address, *arguments: str) -> Result:
-        if isinstance(store, Address):
-            monkeypatch.setenv("KDIFF_CLICKHOUSE_PASSWORD", store.password)
-        monkeypatch.setattr("sys.argv", ["kdiff", "delete", "--store", str(store), *arguments])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return Result(int(caught.value.code or 0), *capsys.readouterr())
+        return kdiff(monkeypatch, capsys, "delete", "--store", named(monkeypatch, store), *arguments)
 
     return call
 

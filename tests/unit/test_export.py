@@ -10,22 +10,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
 
 import loaded
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from command_line import Result, Run, kdiff, named
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import captures
 from captures import AFTER, BEFORE, T0
-from kdiff.analysis import cli
 from kdiff.queries import export
 from kdiff.queries.address import Address
 from kdiff.queries.connection import connect
@@ -39,25 +37,11 @@ SWAP = ["--before", "1795820774.4..1795820795", "--after", "1795820802.6..179582
 pytestmark = pytest.mark.usefixtures("engine")
 
 
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Result]
-
-
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     def call(store: Path | Address, *arguments: str | Path) -> Result:
-        if isinstance(store, Address):
-            monkeypatch.setenv("KDIFF_CLICKHOUSE_PASSWORD", store.password)
-        monkeypatch.setenv("KDIFF_STORE", str(store))
-        monkeypatch.setattr("sys.argv", ["kdiff", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return Result(int(caught.value.code or 0), *capsys.readouterr())
+        monkeypatch.setenv("KDIFF_STORE", named(monkeypatch, store))
+        return kdiff(monkeypatch, capsys, *arguments)
 
     return call
 

@@ -25,7 +25,6 @@ from kdiff.agent.metrics import of_summary
 from kdiff.agent.recording import Summary
 from kdiff.agent.segments import SegmentWriter
 from kdiff.queries.connection import connect
-from kdiff.queries.migrations import migrate
 from server import PASSWORD, StandIn
 
 Ask = Callable[[str], tuple[Any, ...]]
@@ -34,10 +33,7 @@ Ask = Callable[[str], tuple[Any, ...]]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
     """A server that may be stopped; a test leaves it running."""
-    with StandIn(tmp_path_factory.mktemp("server")) as running:
-        client = connect(running.address(), database="")
-        migrate(client, "kdiff")
-        client.close()
+    with shipped.own_server(tmp_path_factory.mktemp("server")) as running:
         yield running
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +14,10 @@ from typing import Any
 import loaded
 import numpy as np
 import pytest
+from command_line import Result, Run, kdiff, named
 
 import captures
 from captures import AFTER, BEFORE, T0
-from kdiff.analysis import cli
 from kdiff.queries import server
 from kdiff.queries.address import Address
 from kdiff.queries.errors import StoreError
@@ -33,8 +32,6 @@ HOSTILE = [
     "Größe 日本語 \U0001f600",
     "%s %(name)s {0}",
 ]
-Run = Callable[..., tuple[int, str, str]]
-
 pytestmark = pytest.mark.usefixtures("engine")
 
 
@@ -42,15 +39,9 @@ pytestmark = pytest.mark.usefixtures("engine")
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     monkeypatch.setenv("COLUMNS", "100")
 
-    def call(store: Path | Address, *arguments: str) -> tuple[int, str, str]:
-        if isinstance(store, Address):
-            monkeypatch.setenv("KDIFF_CLICKHOUSE_PASSWORD", store.password)
-        monkeypatch.setenv("KDIFF_STORE", str(store))
-        monkeypatch.setattr("sys.argv", ["kdiff", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(caught.value.code or 0), out, err
+    def call(store: Path | Address, *arguments: str) -> Result:
+        monkeypatch.setenv("KDIFF_STORE", named(monkeypatch, store))
+        return kdiff(monkeypatch, capsys, *arguments)
 
     return call
 

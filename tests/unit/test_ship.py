@@ -26,7 +26,6 @@ from kdiff.agent.cli import main
 from kdiff.agent.segment_files import Listing
 from kdiff.agent.shipping import EndedError, Hooks, Shipper
 from kdiff.queries.address import Address
-from kdiff.queries.connection import connect
 from kdiff.queries.errors import StoreError
 from kdiff.queries.tables import TABLES
 from server import PASSWORD
@@ -37,20 +36,6 @@ def database(server_address: Address) -> Iterator[Address]:
     """A migrated database."""
     with shipped.migrated(server_address, f"test_ship_{os.getpid()}") as address:
         yield address
-
-
-@pytest.fixture(scope="module")
-def client(database: Address) -> Iterator[Any]:
-    client = connect(database)
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def store(client: Any) -> Any:
-    """A client of the database, whose tables are empty."""
-    shipped.empty(client)
-    return client
 
 
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:

@@ -17,7 +17,6 @@ from kdiff.agent.cli import main
 from kdiff.agent.segment_files import Listing
 from kdiff.agent.shipping import Hooks, Shipper
 from kdiff.queries.address import Address
-from kdiff.queries.connection import connect
 from kdiff.queries.errors import StoreError
 from kdiff.queries.migrations import migrate
 from server import PASSWORD, StandIn
@@ -31,20 +30,6 @@ def database(standin: StandIn) -> Iterator[Address]:
     """A migrated database."""
     with shipped.migrated(standin.address(), f"test_faults_{os.getpid()}") as address:
         yield address
-
-
-@pytest.fixture(scope="module")
-def client(database: Address) -> Iterator[Any]:
-    client = connect(database)
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def store(client: Any) -> Any:
-    """A client of the database, whose tables are empty."""
-    shipped.empty(client)
-    return client
 
 
 @pytest.fixture(autouse=True)
