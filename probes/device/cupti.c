@@ -98,6 +98,8 @@ static bool load(struct cupti *cupti, const char *path, int flags)
         {"cuptiGetTimestamp", &cupti->get_timestamp},
         {"cuptiSubscribe", &cupti->subscribe},
         {"cuptiUnsubscribe", &cupti->unsubscribe},
+        {"cuptiEnableDomain", &cupti->enable_domain},
+        {"cuptiFinalize", &cupti->finalize},
         {"cuptiActivityRegisterCallbacks", &cupti->register_callbacks},
         {"cuptiActivityEnable", &cupti->enable},
         {"cuptiActivityDisable", &cupti->disable},
@@ -122,6 +124,7 @@ static bool load(struct cupti *cupti, const char *path, int flags)
 
 struct mapped {
     char cupti[512];
+    bool proton; /* Triton's profiler, which brings a CUPTI of its own and loads it when it begins */
     char directories[64][512]; /* of the libraries that CUDA programs map */
     int count;
 };
@@ -135,6 +138,8 @@ static int note_mapped(struct dl_phdr_info *info, size_t size, void *data)
         return 0;
     if (fits(path) && !*mapped->cupti)
         snprintf(mapped->cupti, sizeof mapped->cupti, "%s", path);
+    if (strncmp(slash, "/libproton.so", 13) == 0)
+        mapped->proton = true;
     bool cuda = strstr(slash, "libcudart") || strstr(slash, "libtorch") || strstr(slash, "libcublas") ||
                 strstr(slash, "libnvrtc") || strstr(slash, "xla_cuda") || strstr(slash, "libonnxruntime");
     if (cuda && mapped->count < 64) {
@@ -159,25 +164,19 @@ static bool load_first(struct cupti *cupti, const char *pattern)
     return loaded;
 }
 
-static bool load_any(struct cupti *cupti)
+static bool load_any(struct cupti *cupti, const struct mapped *mapped)
 {
-    const char *given = getenv("KDIFF_DEVICE_CUPTI");
-    if (given && *given)
-        return load(cupti, given, 0);
-    static struct mapped mapped;
-    memset(&mapped, 0, sizeof mapped);
-    dl_iterate_phdr(note_mapped, &mapped);
-    if (*mapped.cupti && load(cupti, mapped.cupti, RTLD_NOLOAD))
+    if (*mapped->cupti && load(cupti, mapped->cupti, RTLD_NOLOAD))
         return true;
     /* Beside the runtime; in the packages that pip brings (nvidia/cuda_cupti for CUDA 12, nvidia/cu13); in a toolkit. */
     static const char *const beside[] = {"%s/libcupti.so.1[23]", "%s/../../cuda_cupti/lib/libcupti.so.1[23]",
                                          "%s/../../nvidia/cu13/lib/libcupti.so.13",
                                          "%s/../../nvidia/cuda_cupti/lib/libcupti.so.12",
                                          "%s/../extras/CUPTI/lib64/libcupti.so.1[23]"};
-    for (int i = 0; i < mapped.count; i++)
+    for (int i = 0; i < mapped->count; i++)
         for (size_t j = 0; j < sizeof beside / sizeof *beside; j++) {
             char pattern[1024];
-            snprintf(pattern, sizeof pattern, beside[j], mapped.directories[i]);
+            snprintf(pattern, sizeof pattern, beside[j], mapped->directories[i]);
             if (load_first(cupti, pattern))
                 return true;
         }
@@ -195,8 +194,15 @@ static bool load_any(struct cupti *cupti)
 
 enum cupti_found cupti_find(struct cupti *cupti)
 {
+    static struct mapped mapped;
+    const char *given = getenv("KDIFF_DEVICE_CUPTI");
+    bool is_given = given && *given;
     memset(cupti, 0, sizeof *cupti);
-    if (!load_any(cupti))
+    memset(&mapped, 0, sizeof mapped);
+    dl_iterate_phdr(note_mapped, &mapped);
+    if (mapped.proton && !is_given)
+        return CUPTI_CONTESTED;
+    if (is_given ? !load(cupti, given, 0) : !load_any(cupti, &mapped))
         return CUPTI_NONE;
     if (cupti->get_version(&cupti->version) != CUPTI_OK)
         return CUPTI_UNKNOWN;

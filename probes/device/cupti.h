@@ -24,6 +24,8 @@ struct cupti {
     int (*get_timestamp)(u64 *timestamp);
     int (*subscribe)(void **subscriber, callback_function callback, void *data);
     int (*unsubscribe)(void *subscriber);
+    int (*enable_domain)(u32 on, void *subscriber, int domain);
+    int (*finalize)(void);
     int (*register_callbacks)(request_function request, complete_function complete);
     int (*enable)(int kind);
     int (*disable)(int kind);
@@ -39,10 +41,11 @@ struct cupti {
     char path[512];
 };
 
-enum cupti_found { CUPTI_FOUND, CUPTI_NONE, CUPTI_UNKNOWN };
+enum cupti_found { CUPTI_FOUND, CUPTI_NONE, CUPTI_UNKNOWN, CUPTI_CONTESTED };
 
 /* The copy that the program has mapped, else one that lies beside its other CUDA libraries or where CUDA is
- * installed. CUPTI_UNKNOWN: the release's records are not known; `cupti->version` and `path` say which it is. */
+ * installed. CUPTI_UNKNOWN: the release's records are not known; `cupti->version` and `path` say which it is.
+ * CUPTI_CONTESTED: the process has another one too, and of two the first to be used keeps the other out for good. */
 enum cupti_found cupti_find(struct cupti *cupti);
 
 /* A kernel's record; false where it is none. */

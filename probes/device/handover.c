@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "handover.h"
 
+#include <pthread.h>
 #include <string.h>
 #include <time.h>
 
@@ -34,6 +35,7 @@ struct batch {
 /* A name may take a whole batch, and the executions gathered so far go on being gathered. */
 static struct batch gathered __attribute__((aligned(64))), other __attribute__((aligned(64)));
 static u64 sequence, executions_handed;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all of these */
 
 bool handover_heard(void)
 {
@@ -46,7 +48,7 @@ static void pace(void)
     nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 }
 
-/* The one record that is in `other`. */
+/* The one record that is in `other`; the lock is held. */
 static void hand_over_other(u32 block, u64 window, size_t bytes)
 {
     other.head = (struct batch_record){
@@ -68,14 +70,17 @@ static void hand_over_gathered(void)
 
 u64 handover_flush(void)
 {
+    pthread_mutex_lock(&lock);
     hand_over_gathered();
     u64 handed = executions_handed;
     executions_handed = 0;
+    pthread_mutex_unlock(&lock);
     return handed;
 }
 
 void handover_execution(const struct execution_record *execution, u64 window)
 {
+    pthread_mutex_lock(&lock);
     if (gathered.head.window != window || gathered.head.bytes + sizeof *execution > sizeof gathered)
         hand_over_gathered();
     if (!gathered.head.count)
@@ -84,28 +89,34 @@ void handover_execution(const struct execution_record *execution, u64 window)
     memcpy((unsigned char *)&gathered + gathered.head.bytes, execution, sizeof *execution);
     gathered.head.bytes += sizeof *execution;
     gathered.head.count++;
+    pthread_mutex_unlock(&lock);
+}
+
+static void hand_over_copy(u32 block, u64 window, const void *record, size_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    memcpy(other.records, record, bytes);
+    hand_over_other(block, window, bytes);
+    pthread_mutex_unlock(&lock);
 }
 
 void handover_window(const struct window_record *window, u64 number)
 {
-    memcpy(other.records, window, sizeof *window);
-    hand_over_other(BLOCK_WINDOW, number, sizeof *window);
+    hand_over_copy(BLOCK_WINDOW, number, window, sizeof *window);
 }
 
 void handover_state(u32 state, u32 skipped, const char *text)
 {
     struct state_record record = {.state = state, .skipped = skipped};
     strncpy(record.text, text, sizeof record.text - 1);
-    memcpy(other.records, &record, sizeof record);
-    hand_over_other(BLOCK_STATE, 0, sizeof record);
+    hand_over_copy(BLOCK_STATE, 0, &record, sizeof record);
 }
 
 void handover_device(u32 number, const u8 *uuid)
 {
     struct device_record record = {.number = number};
     memcpy(record.uuid, uuid, sizeof record.uuid);
-    memcpy(other.records, &record, sizeof record);
-    hand_over_other(BLOCK_DEVICES, 0, sizeof record);
+    hand_over_copy(BLOCK_DEVICES, 0, &record, sizeof record);
 }
 
 void handover_name(u32 number, const char *name, size_t length)
@@ -118,8 +129,10 @@ void handover_name(u32 number, const char *name, size_t length)
     }
     head.length = length;
     size_t padded = (length + 7) & ~(size_t)7;
+    pthread_mutex_lock(&lock);
     memcpy(other.records, &head, sizeof head);
     memset(other.records + sizeof head + (length & ~(size_t)7), 0, 8);
     memcpy(other.records + sizeof head, name, length);
     hand_over_other(BLOCK_NAMES, 0, sizeof head + padded);
+    pthread_mutex_unlock(&lock);
 }

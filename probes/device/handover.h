@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Batches on their way to the agent. Called by the library's own thread, or under the window lock. */
+/* Batches on their way to the agent. Any thread may call these. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>

@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "device_wire.h"
+#include "clock.h"
 #include "window.h"
 
 #if defined(__x86_64__)
@@ -44,6 +44,13 @@ static const struct {
 enum { WANTED = sizeof wanted / sizeof *wanted };
 
 volatile bool hooks_pass;
+
+static volatile u64 last_ms;
+
+u64 hooks_last_ms(void)
+{
+    return last_ms;
+}
 
 /* ---- what the others have, under the window lock ---- */
 
@@ -96,11 +103,13 @@ static pthread_mutex_t stubs_lock = PTHREAD_MUTEX_INITIALIZER;
 static int through(int stub, long a, long b, long c, long d, long e, long f)
 {
     function target = stubs[stub].target;
-    if (hooks_pass || !hooks_enter())
+    enum call call = wanted[stubs[stub].wanted].call;
+    if (hooks_pass || !hooks_enter(call == SUBSCRIBE || call == REGISTER || call == ENABLE))
         return target(a, b, c, d, e, f);
     int result = target(a, b, c, d, e, f);
     if (result == 0)
         account(stubs[stub].wanted, a, b);
+    last_ms = now_ms();
     hooks_leave();
     return result;
 }
@@ -156,15 +165,15 @@ static void *hooked_dlsym(void *handle, const char *name)
 typedef void *(*dlopen_function)(const char *, int);
 static dlopen_function real_dlopen;
 
-/* A module that is loaded while a window is open could begin before its slots are seen to, so the window ends. A jump
- * at the end here too: where dlopen searches depends on its caller. */
+/* A module that is being loaded could begin before its slots are seen to, so an open window ends, and nothing of earlier
+ * ones is left. A jump at the end here too: where dlopen searches depends on its caller. */
 static void *hooked_dlopen(const char *path, int flags)
 {
-    if (path && !hooks_pass && window_is_open() && !(flags & RTLD_NOLOAD)) {
+    if (path && !hooks_pass && window_left_something() && !(flags & RTLD_NOLOAD)) {
         void *loaded = real_dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
         if (loaded)
             dlclose(loaded);
-        else if (hooks_enter())
+        else if (hooks_enter(true))
             hooks_leave();
     }
     return real_dlopen(path, flags);
@@ -351,4 +360,5 @@ void hooks_scan(void)
             scan(&modules.list[i]);
     free(modules.list);
     scanned = modules.added;
+    last_ms = now_ms();
 }

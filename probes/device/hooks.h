@@ -8,16 +8,22 @@
 #pragma once
 #include <stdbool.h>
 
+#include "device_wire.h"
+
 /* Leads the calls of modules loaded since the last time through here. By the library's own thread only. */
 void hooks_scan(void);
+
+/* When it last found a new module or another user made a call that is led through here, as now_ms has it. */
+u64 hooks_last_ms(void);
 
 /* Whether another user holds a subscription or has an activity enabled, as far as its calls were seen. Under the
  * window's lock. */
 bool hooks_foreign(void);
 
-/* Given by the window: `hooks_enter` closes it, and until `hooks_leave` none opens. Recursive. False after some
- * seconds in which it could not be closed: then nothing is held. */
-bool hooks_enter(void);
+/* Given by the window: `hooks_enter` closes it, and until `hooks_leave` none opens; where another user `begins`, or may, nothing of
+ * earlier windows is left in CUPTI either. Recursive. False after some seconds in which it could not be closed: then
+ * nothing is held. */
+bool hooks_enter(bool begins);
 void hooks_leave(void);
 
 /* In a forked child calls pass through as they are. */

@@ -7,6 +7,7 @@
  * KDIFF_DEVICE_TIME     WINDOW_MS/PERIOD_MS (1000/10000), always, or off
  * KDIFF_DEVICE_BUDGET   how much time windows may add, of all time: 0.5%, or none
  * KDIFF_DEVICE_CUPTI    the libcupti to use
+ * KDIFF_DEVICE_SETTLE   ms without a newly loaded library before a window opens: 1000
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -18,6 +19,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "buffers.h"
 #include "clock.h"
 #include "handover.h"
 #include "hooks.h"
@@ -30,7 +32,7 @@ enum {
     RECORD_NS = 500, /* what one record may add to the program, at most, by docs/adr/0012 */
 };
 
-static u64 window_ms = 1000, period_ms = 10000;
+static u64 window_ms = 1000, period_ms = 10000, settle_ms = 1000;
 static bool always;
 static double budget = 0.005;
 static struct cupti cupti;
@@ -71,6 +73,16 @@ static bool read_settings(void)
         }
         budget = percent / 100;
     }
+    text = getenv("KDIFF_DEVICE_SETTLE");
+    if (text && *text) {
+        char end;
+        unsigned long long ms;
+        if (sscanf(text, "%llu%c", &ms, &end) != 1 || ms > 3600000) {
+            fprintf(stderr, "kdiff: KDIFF_DEVICE_SETTLE=%s is no time in ms up to an hour: device time is off\n", text);
+            return false;
+        }
+        settle_ms = ms;
+    }
     return true;
 }
 
@@ -83,6 +95,23 @@ static u64 random_below(u64 limit)
 }
 
 /* ---- the thread ---- */
+
+/* A window that opens or closes while another thread initialises the driver may leave that one waiting for ever within
+ * it (seen with JAX, which does so from several threads as it loads its libraries). So none opens before the first
+ * cuInit is over, nor soon after a library was loaded: each CUDA runtime linked into one calls cuInit again. Nor while another user of
+ * CUPTI tidies up. */
+static bool settled(void)
+{
+    static u64 initialised_ms;
+    if (!initialised_ms) {
+        void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+        int (*init)(u32) = driver ? (int (*)(u32))dlsym(driver, "cuInit") : NULL;
+        if (init)
+            init(0); /* waits for one that is under way */
+        initialised_ms = now_ms();
+    }
+    return now_ms() >= initialised_ms + settle_ms && now_ms() >= hooks_last_ms() + settle_ms;
+}
 
 /* Sleeps until a time, or until that need not be waited for any longer. */
 static void rest_until(u64 ms)
@@ -138,6 +167,9 @@ static enum cupti_found find_cupti(void)
     enum cupti_found found = cupti_find(&cupti);
     if (found == CUPTI_NONE && said_state != STATE_NO_CUPTI)
         say(STATE_NO_CUPTI, 0, "no libcupti is mapped or found: name it in KDIFF_DEVICE_CUPTI");
+    if (found == CUPTI_CONTESTED && said_state != STATE_BUSY)
+        say(STATE_BUSY, 0,
+            "Proton is loaded, whose own CUPTI windows would keep out: name the one to use in KDIFF_DEVICE_CUPTI");
     if (found == CUPTI_UNKNOWN)
         turn_off("%.100s is version %u of CUPTI, whose records are not known", cupti.path, cupti.version);
     return found;
@@ -172,7 +204,7 @@ static bool run_window(u64 began_ms, u32 *skipped)
             ended = leaving ? ENDED_EXIT : ENDED_UNHEARD;
             break;
         }
-        if (window_records() > most) {
+        if (buffers_delivered() > most) {
             ended = ENDED_BUDGET;
             break;
         }
@@ -213,6 +245,10 @@ static void *work(void *unused)
             heard = true;
             say(STATE_WAITING, 0, "");
             rest_until(began + random_below(window_ms));
+            continue;
+        }
+        if (!settled()) {
+            sleep_ms(SLICE_MS);
             continue;
         }
         enum cupti_found found = find_cupti();

@@ -3,22 +3,20 @@
 
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "buffers.h"
 #include "clock.h"
+#include "detach.h"
 #include "handover.h"
 #include "hooks.h"
 #include "names.h"
 
 enum {
-    BUFFER_BYTES = 256 << 10, /* 1,200 records */
-    MOST_BUFFERS = 96,        /* 24 MiB of host memory */
-    DEVICE_BUFFERS = 8,       /* of CUPTI's 3.2 MB each, a context: GPU memory */
-    GRACE_MS = 300,           /* for kernels that run as a window closes */
+    DEVICE_BUFFERS = 8, /* of CUPTI's 3.2 MB each, a context: GPU memory */
+    GRACE_MS = 300,     /* for kernels that run as a window closes */
     GRACE_STEP_MS = 5,
     PATIENCE_MS = 5000, /* of another user of CUPTI with a window that does not close */
-    LEAST_RECORD_BYTES = 208, /* of any version: the count that the budget is held against errs on the safe side */
 };
 
 /* Recursive: a user of CUPTI may begin from inside one of CUPTI's callbacks. */
@@ -27,88 +25,13 @@ static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 /* Under the lock. `open`: CUPTI is ours and collects. */
 static struct cupti *cupti;
 static volatile bool open;
+static volatile bool used; /* since CUPTI was last taken out of the process */
 static void *subscriber;
 static struct window_record window;
 static u64 number;
 static size_t buffer_limit_before;
 static char reason[160];
 static const char *broken;
-
-/* ---- buffers: taken and returned by CUPTI's threads or the program's, emptied by the library's own ---- */
-
-struct buffer {
-    struct buffer *next;
-    size_t valid;
-    u8 *bytes;
-    bool with_cupti;
-};
-static pthread_mutex_t buffers_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct buffer buffers[MOST_BUFFERS];
-static struct buffer *empty, *full, **full_end = &full;
-static int made;
-static volatile int with_cupti;
-static u64 delivered; /* records, about, since the window opened */
-
-static void request(u8 **bytes, size_t *size, size_t *records)
-{
-    pthread_mutex_lock(&buffers_lock);
-    struct buffer *buffer = empty;
-    if (buffer)
-        empty = buffer->next;
-    else if (made < MOST_BUFFERS) {
-        u8 *memory = aligned_alloc(64, BUFFER_BYTES);
-        if (memory) {
-            buffer = &buffers[made++];
-            buffer->bytes = memory;
-        }
-    }
-    if (buffer) {
-        buffer->with_cupti = true;
-        with_cupti++;
-    }
-    *bytes = buffer ? buffer->bytes : NULL;
-    pthread_mutex_unlock(&buffers_lock);
-    *size = buffer ? BUFFER_BYTES : 0;
-    *records = 0;
-}
-
-static void complete(void *context, u32 stream, u8 *bytes, size_t size, size_t valid)
-{
-    (void)context, (void)stream;
-    pthread_mutex_lock(&buffers_lock);
-    for (int i = 0; i < made; i++)
-        if (buffers[i].bytes == bytes && buffers[i].with_cupti) {
-            buffers[i].with_cupti = false;
-            with_cupti--;
-            buffers[i].valid = valid <= size ? valid : 0;
-            buffers[i].next = NULL;
-            *full_end = &buffers[i];
-            full_end = &buffers[i].next;
-            delivered += valid / LEAST_RECORD_BYTES;
-        }
-    pthread_mutex_unlock(&buffers_lock);
-}
-
-static struct buffer *take_full(void)
-{
-    pthread_mutex_lock(&buffers_lock);
-    struct buffer *buffer = full;
-    if (buffer) {
-        full = buffer->next;
-        if (!full)
-            full_end = &full;
-    }
-    pthread_mutex_unlock(&buffers_lock);
-    return buffer;
-}
-
-static void give_empty(struct buffer *buffer)
-{
-    pthread_mutex_lock(&buffers_lock);
-    buffer->next = empty;
-    empty = buffer;
-    pthread_mutex_unlock(&buffers_lock);
-}
 
 /* ---- records ---- */
 
@@ -122,6 +45,7 @@ static bool stride_fits(const u8 *earlier, const u8 *later)
 
 static void read_buffer(const struct buffer *buffer)
 {
+    names_look_anew();
     u8 *record = NULL, *earlier = NULL;
     while (!broken && cupti->next_record(buffer->bytes, buffer->valid, &record) == CUPTI_OK) {
         if (record < buffer->bytes || (size_t)(record - buffer->bytes) + cupti->record_bytes > buffer->valid ||
@@ -144,22 +68,18 @@ static void read_buffer(const struct buffer *buffer)
     }
 }
 
+/* Mostly by the library's own thread, and by another user's that begins. */
 void window_drain(void)
 {
+    static pthread_mutex_t draining = PTHREAD_MUTEX_INITIALIZER;
     struct buffer *buffer;
-    while ((buffer = take_full())) {
+    pthread_mutex_lock(&draining);
+    while ((buffer = buffers_take_full())) {
         read_buffer(buffer);
-        give_empty(buffer);
+        buffers_give_empty(buffer);
     }
     window.executions += handover_flush();
-}
-
-u64 window_records(void)
-{
-    pthread_mutex_lock(&buffers_lock);
-    u64 records = delivered;
-    pthread_mutex_unlock(&buffers_lock);
-    return records;
+    pthread_mutex_unlock(&draining);
 }
 
 const char *window_broken(void)
@@ -247,6 +167,7 @@ static void close_window(u32 ended)
     read_clocks(&window.host_close_ns, &window.device_close_ns);
     give_cupti_back();
     open = false;
+    used = true;
     window.inside_ns += now_ns() - began;
 }
 
@@ -269,11 +190,9 @@ enum window_result window_open(struct cupti *which)
         goto done;
     limit_device_memory();
     window = (struct window_record){.cupti_version = cupti->version};
-    pthread_mutex_lock(&buffers_lock);
-    delivered = 0;
-    pthread_mutex_unlock(&buffers_lock);
+    buffers_count_anew();
     read_clocks(&window.host_open_ns, &window.device_open_ns);
-    if (failed("cuptiActivityRegisterCallbacks", cupti->register_callbacks(request, complete)) ||
+    if (failed("cuptiActivityRegisterCallbacks", cupti->register_callbacks(buffers_request, buffers_complete)) ||
         failed("cuptiActivityEnable", cupti->enable(KIND_CONCURRENT_KERNEL))) {
         give_cupti_back();
         goto done;
@@ -308,6 +227,11 @@ bool window_is_open(void)
     return open;
 }
 
+bool window_left_something(void)
+{
+    return open || used;
+}
+
 void window_turn(u32 skipped)
 {
     window_lock();
@@ -338,7 +262,7 @@ void window_end(u32 ended, u32 skipped)
         stop_collecting(ended);
     window_unlock();
     /* Nobody waits for the lock meanwhile: not a fork, and not another user of CUPTI, who closes the window then. */
-    for (int waited = 0; open && with_cupti > 0 && waited < GRACE_MS && ended != ENDED_EXIT; waited += GRACE_STEP_MS) {
+    for (int waited = 0; open && buffers_with_cupti() > 0 && waited < GRACE_MS && ended != ENDED_EXIT; waited += GRACE_STEP_MS) {
         sleep_ms(GRACE_STEP_MS);
         window_lock();
         if (open)
@@ -378,12 +302,17 @@ void window_unlock(void)
 }
 
 /* Who holds the lock may wait for the loader's, and a constructor that calls here has that: one must give up. */
-bool hooks_enter(void)
+bool hooks_enter(bool begins)
 {
     if (!window_lock_within(PATIENCE_MS))
         return false;
     if (open)
         close_window(ENDED_YIELDED);
+    if (begins && used) {
+        used = false;
+        window_drain(); /* names of kernels are CUPTI's */
+        detach(cupti);
+    }
     return true;
 }
 

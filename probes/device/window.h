@@ -11,8 +11,8 @@ const char *window_reason(void);
 
 void window_announce(void); /* to the agent, that it has opened */
 bool window_is_open(void);      /* another thread may have closed it since */
-void window_drain(void);        /* hands over what CUPTI has delivered */
-u64 window_records(void);       /* delivered since it opened */
+bool window_left_something(void); /* in CUPTI, or is open */
+void window_drain(void);        /* hands over what CUPTI has delivered; by any thread */
 void window_turn(u32 skipped);  /* one window ends and the next begins, without a gap between them */
 void window_end(u32 ended, u32 skipped); /* also after another thread closed it: hands over the rest */
 const char *window_broken(void); /* NULL unless records are not what their version says: nothing may be read again */

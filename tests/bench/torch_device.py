@@ -6,8 +6,9 @@ Needs root, a GPU, PyTorch and Triton. The loads are torch_device_load.py's.
 
 - throughput: one process a load, recorded in turns with windows and without, with the same probes.
 - accuracy: p50 and p99 of each kernel from windows of 10% against torch.profiler in the same process right after.
-- profiler: processes that start torch.profiler at a random moment, without kdiff, and with windows 40% of the time:
-  launches it saw.
+- profiler: programs that start PyTorch's or JAX's profiler at a random moment, with windows 40% of the time and without
+  kdiff: the launches that it saw.
+- swap: the captures of tests/data/device-swap.
 - resume: whether windows stop while another user of CUPTI has it, and begin again after.
 - memory: GPU and resident memory of a serving loop with windows of 100 ms a second, ten times as dense as the default.
 """
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 LOAD = Path(__file__).with_name("torch_device_load.py")
+JAX_LOAD = Path(__file__).with_name("jax_device_load.py")
 
 
 class Bench:
@@ -47,7 +50,10 @@ class Bench:
         environment = {k: v for k, v in os.environ.items() if k not in ("LD_LIBRARY_PATH", "PYTHONPATH")}
         if device:
             environment |= {"CUDA_INJECTION64_PATH": str(self.library), "KDIFF_DEVICE_TIME": device}
-        command = [sys.executable, str(LOAD), *map(str, arguments)]
+        script = (
+            [str(JAX_LOAD), *map(str, arguments[1:])] if arguments[0] == "jax" else [str(LOAD), *map(str, arguments)]
+        )
+        command = [sys.executable, *script]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         if wait:
             wait_until_ready(process)
@@ -146,41 +152,59 @@ def accuracy(bench: Bench, quick: bool) -> None:
         print(f"  {len(group):7} / {len(full):7}  {'  '.join(line)}  {name[:60]}", flush=True)
 
 
-def profiler(bench: Bench, quick: bool, at_once: int = 10) -> None:
-    for way, device in (("without kdiff", None), ("with windows", "200/500")):
-        draw = random.Random(11)
-        agent = bench.record("profiler", "--device-time", "on") if device else None
-        counts: list[Any] = []
-        said: list[str] = []
-        for _ in range(0, 20 if quick else 50, at_once):
-            running = [
-                bench.load(
-                    *("launch", "--seconds", 3, "--profile-at", round(draw.uniform(0.1, 2.5), 3)),
-                    device=device,
-                    wait=False,
-                )
-                for _ in range(at_once)
-            ]
-            for process in running:
-                wait_until_ready(process)
-            for process in running:
-                result = end(process)
-                counts += [count for count, _ in result["profiled"]]
-                said += [line for line in result["stderr"].splitlines() if "kdiff" in line or "rror" in line]
-        print(
-            f"profiler {way}: started {len(counts)} times at random moments, saw 2,000 of 2,000 launches "
-            f"{sum(count == 2000 for count in counts)} times (others: {[c for c in counts if c != 2000]}), "
-            f"errors on stderr: {said or 'none'}",
-            flush=True,
-        )
-        if agent:
-            agent.terminate()
-            report = agent.communicate()[1]
-            windows = bench.rows("profiler", "device_windows")
-            yielded = (windows["ended"].astype(str) == "yielded").sum()
-            print(
-                f"  {yielded} of {len(windows)} windows yielded; the agent said: {report.splitlines()[-6:]}", flush=True
+def profiler(bench: Bench, quick: bool, at_once: int = 14) -> None:
+    loads = ("launch", "threads", "waiting", "jax")
+    agent = bench.record("profiler", "--device-time", "on")
+    for load in loads:
+        for way, device in (("with windows", "200/500"), ("without kdiff", None)):
+            draw = random.Random(11)
+            outcomes: Counter[str] = Counter()
+            for _ in range(1 if quick or not device else 3):
+                running = [
+                    bench.load(
+                        *(load, "--seconds", 3, "--profile-at", round(draw.uniform(0.1, 2.5), 3)),
+                        device=device,
+                        wait=False,
+                    )
+                    for _ in range(at_once)
+                ]
+                for process in running:
+                    outcomes[outcome(process)] += 1
+            print(f"profiler {load:7} {way}: of 2,000 launches it saw {dict(outcomes)}", flush=True)
+    agent.terminate()
+    report = agent.communicate()[1]
+    windows = bench.rows("profiler", "device_windows")
+    ended = windows["ended"].astype(str).value_counts().to_dict()
+    print(f"  windows ended {ended}; the agent said: {report.splitlines()[-3:]}", flush=True)
+
+
+def outcome(process: subprocess.Popen[str], patience_s: float = 60) -> str:
+    """What became of a load that profiles once: the launches that it saw, or how it failed."""
+    try:
+        out, err = process.communicate(timeout=patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return "hung"
+    if process.returncode:
+        return f"status {process.returncode}"
+    said = [line for line in err.splitlines() if "kdiff" in line or "rror" in line]
+    (seen, _), *_ = json.loads(out.splitlines()[-1])["profiled"]
+    return f"{seen}" + (f", and said {said[:2]}" if said else "")
+
+
+def swap(bench: Bench, quick: bool) -> None:
+    """A kernel swap behind a deep queue: what tests/data/device-swap holds, and beside it windows without a gap."""
+    script = Path(__file__).parents[2] / "deploy" / "demo" / "triton_swap.py"
+    launches = 2_000 if quick else 12_000
+    for name, rounds in (("before", 100), ("again", 100), ("after", 112), ("faster", 80)):
+        for kind, windows in (("", "30ms/100ms"), ("-always", "always")):
+            command = [sys.executable, str(script), "--sync-every", "200", f"--rounds={rounds}"]
+            process = bench.record(
+                *(name + kind, "--service", "triton_swap", "--device-time", windows),
+                *("--", *command, f"--launches={launches}"),
             )
+            print(f"swap {name}{kind}: {process.communicate()[1].splitlines()[-3:]}", flush=True)
 
 
 def resume(bench: Bench, quick: bool) -> None:
@@ -212,17 +236,20 @@ def memory(bench: Bench, quick: bool) -> None:
     print(f"memory: {len(windows)} windows in {seconds:.0f} s, GPU MB {gpu}, resident MB {resident}", flush=True)
 
 
-PARTS = {f.__name__: f for f in (throughput, accuracy, profiler, resume, memory)}
+PARTS = {f.__name__: f for f in (swap, profiler, throughput, accuracy, resume, memory)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Device time on a real GPU.")
     parser.add_argument("--agent", default="kdiff-agent")
     parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--keep", type=Path, help="keep the captures in this directory")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter: a look, not a figure for the docs")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kdiff-bench-") as work:
-        bench = Bench(args.agent, Path(work))
+        if args.keep:
+            args.keep.mkdir(parents=True, exist_ok=True)
+        bench = Bench(args.agent, args.keep or Path(work))
         for name in args.only.split(","):
             PARTS[name](bench, args.quick)
 

@@ -1,6 +1,8 @@
 """A load on a real GPU for torch_device.py: `python torch_device_load.py LOAD --seconds S`, LOAD one of
 
 - `launch`: `torch.relu_` on 64 floats, launch-bound;
+- `threads`: the same beside a thread that launches `torch.sin_` all the time, which the profiler's count leaves out;
+- `waiting`: `threads` where the other thread waits long for its stream after each 20,000 launches;
 - `graph`: replays of a CUDA graph of 20 such kernels;
 - `gpu`: 4096 x 4096 matrix products, the device always busy;
 - `serving`: requests of four sizes, seeded, of a small transformer-like net: cuBLAS, PyTorch's own kernels, a Triton
@@ -16,6 +18,7 @@ import argparse
 import ctypes
 import json
 import random
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -26,6 +29,8 @@ import triton
 import triton.language as tl
 
 BUCKET_S = 0.1
+
+ending = threading.Event()
 
 
 @triton.jit
@@ -40,6 +45,32 @@ def fused_gelu(source, target, size, ROUNDS: tl.constexpr, BLOCK: tl.constexpr):
 def launch() -> Callable[[], None]:
     x = torch.ones(64, device="cuda")
     return lambda: [torch.relu_(x) for _ in range(100)] and None
+
+
+def threads() -> Callable[[], None]:
+    return beside(lambda y: torch.sin_(y))
+
+
+def waiting() -> Callable[[], None]:
+    def long_wait(y: torch.Tensor) -> None:
+        for _ in range(20_000):
+            torch.sin_(y)
+        torch.cuda.current_stream().synchronize()
+
+    return beside(long_wait)
+
+
+def beside(work: Callable[[torch.Tensor], object]) -> Callable[[], None]:
+    """`launch` in this thread, `work` again and again in another one until the program ends."""
+    y = torch.ones(64, device="cuda")
+
+    def other() -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            while not ending.is_set():
+                work(y)
+
+    threading.Thread(target=other).start()
+    return launch()
 
 
 def graph() -> Callable[[], None]:
@@ -103,7 +134,7 @@ def serving(rounds: int = 8) -> Callable[[], None]:
     return step
 
 
-LOADS = {"launch": launch, "graph": graph, "gpu": gpu, "serving": serving}
+LOADS = {"launch": launch, "threads": threads, "waiting": waiting, "graph": graph, "gpu": gpu, "serving": serving}
 
 
 def run(step: Callable[[], None], seconds: float) -> Iterator[tuple[int, float]]:
@@ -172,7 +203,7 @@ def main() -> None:
             at.pop(0)
             try:
                 rate, durations = profiled(step, args.profile)
-                seen.append((sum(map(len, durations.values())), rate))
+                seen.append((sum(len(v) for name, v in durations.items() if "sin_kernel" not in name), rate))
             except RuntimeError as error:
                 seen.append((str(error), 0.0))
         if hold and time.monotonic() - began >= hold[0]:
@@ -189,6 +220,7 @@ def main() -> None:
             memory.append((round(time.monotonic() - began), (total - free) >> 20, resident >> 20))
     if args.truth:
         args.truth.write_text(json.dumps(profiled(step, args.profile)[1]))
+    ending.set()
     print(json.dumps({"rates": rates, "profiled": seen, "memory": memory, "held": held}))
 
 

@@ -173,6 +173,16 @@ def test_a_long_name_and_many_names(tmp_path: Path) -> None:
     assert len(run.batches.names) == 199
 
 
+def test_names_whose_memory_is_gone(tmp_path: Path) -> None:
+    env = {**ALWAYS, "KDIFF_STANDIN_CUPTI_GONE_EVERY": "5"}
+    run = run_traced(tmp_path, "--launches", 4001, "--rate", 6000, "--threads", 2, env=env, in_window=True)
+    found = run.batches.executions["name"]
+    names = {number: name for number, name in run.batches.names.items() if name == "edge_kernel"}
+    assert (run.status, run.stderr, len(found), len(names)) == (0, "", 4001, 1)
+    assert np.sum(found == 0) == 4001 // 5
+    assert np.sum(found == next(iter(names))) == 4002 // 5
+
+
 # ---- what goes wrong ----
 
 
@@ -215,6 +225,27 @@ def test_a_bad_setting_turns_it_off_in_one_sentence(tmp_path: Path) -> None:
     assert run.status == 0
     assert run.calls == []
     assert run.stderr == "kdiff: KDIFF_DEVICE_TIME=ten percent is no WINDOW_MS/PERIOD_MS: device time is off\n"
+    for wrong in ("soon", "-1", "3600001", "5s"):
+        run = run_traced(tmp_path, "--launches", 11, env={"KDIFF_DEVICE_SETTLE": wrong})
+        assert (run.status, run.calls) == (0, [])
+        expected = f"kdiff: KDIFF_DEVICE_SETTLE={wrong} is no time in ms up to an hour: device time is off\n"
+        assert run.stderr == expected
+
+
+def test_no_window_opens_soon_after_a_library_was_loaded(tmp_path: Path) -> None:
+    def waits_ms(directory: Path, settle: str) -> list[int]:
+        """From the first launch to the first window, and from the profiler's end to the next."""
+        env = {**DENSE, "KDIFF_DEVICE_TIME": "10/20", "KDIFF_DEVICE_SETTLE": settle}
+        options = ("--profiler", build().profiler, "--profile", "1.5:0.03:11", "--manners", "give")
+        run = run_traced(directory, "--duration", 2.8, "--rate", 2000, *options, env=env)
+        assert (run.status, run.stderr) == (0, "")
+        opened = run.batches.windows["opened_ns"].astype(int)
+        since = (int(run.truth.launches["call_ns"].min()), int(run.rate["profiles"][0]["off_ns"]))
+        return [(min(opened[opened > at]) - at) // 1_000_000 for at in since]
+
+    soon, late = together(waits_ms, tmp_path, ("0", "600"))
+    assert soon[0] < 590 <= late[0]
+    assert soon[1] < 590 <= late[1]
 
 
 def test_a_budget_ends_windows_early(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ did with the real library.
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def check_profiler(run: Run, count: int, launches: int) -> None:
         report
         for report in reports
         if (report["launches"], report["own"]) != (launches, launches)
-        or report["subscribed"] or report["enabled"] or report["untimed"]
+        or report["subscribed"] or report["enabled"] or report["untimed"] or report["shared"]
         or report["unknown_buffers"] or report["lost_buffers"]
     ]  # fmt: skip
     assert wrong == []
@@ -160,3 +161,43 @@ def test_a_profiler_while_flushing_takes_long(tmp_path: Path) -> None:
         in_window=True,
     )
     check_profiler(run, 2, 101)
+
+
+@pytest.mark.parametrize("launching", [True, False])
+def test_cupti_is_left_as_it_was_found(tmp_path: Path, launching: bool) -> None:
+    # At the end of another thread's launch where there is one: that is when cuptiFinalize is safe.
+    # With that seed no launch comes near the profiler's.
+    rate = ("--rate", 20_000, "--threads", 2) if launching else ("--rate", 2, "--threads", 1, "--seed", 1)
+    run = run_traced(
+        tmp_path,
+        *("--duration", 1.5, *rate, "--manners", "give", "--profiler-first"),
+        *("--profiler", build().profiler, "--profile", "0.6:0.03:101"),
+        env={**DENSE, "KDIFF_DEVICE_TIME": "40/60"},
+    )
+    check_profiler(run, 1, 101)
+    began = run.rate["profiles"][0]["on_ns"]
+    finalized = [call for call in run.calls if call.function == "cuptiFinalize" and call.at_ns < began]
+    assert [(call.argument, call.result) for call in finalized] == [(int(launching), 0)]
+    # The library may ask for the version meanwhile.
+    after = [call.function for call in run.calls if call.at_ns > finalized[0].at_ns]
+    calls = [function for function in after if function != "cuptiGetVersion"]
+    assert calls[:3] == ["cuptiSubscribe", "cuptiActivityRegisterCallbacks", "cuptiActivityEnable"]
+
+
+def test_a_process_with_two_copies_of_cupti_has_no_windows(tmp_path: Path) -> None:
+    # Triton's Proton brings its own, and of two the first to be used keeps the other out.
+    proton = tmp_path / "libproton.so"
+    shutil.copy(build().profiler_dlsym, proton)
+
+    def one(directory: Path, env: dict[str, str]) -> Run:
+        options = ("--profiler", proton, "--profiler-first", "--manners", "give", "--profile", "0.4:0.03:101")
+        run = run_traced(directory, "--duration", 0.8, "--rate", 5000, *options, env={**DENSE, **env})
+        check_profiler(run, 1, 101)
+        return run
+
+    left, named = together(one, tmp_path, ({}, {"KDIFF_DEVICE_CUPTI": str(build().cupti)}))
+    state, text = left.batches.states[-1]
+    assert (len(left.batches.windows), state) == (0, State.BUSY)
+    assert "name the one to use in KDIFF_DEVICE_CUPTI" in text
+    assert left.batches.states.count((state, text)) == 1
+    assert len(named.batches.windows) > 3

@@ -36,7 +36,12 @@ class Load:
     ) -> None:
         self.directory = directory
         self._log, self._go = directory / "calls", directory / "go"
-        settings = {"KDIFF_STANDIN_CUPTI_LOG": str(self._log), "KDIFF_DEVICE_BUDGET": "none", **(env or {})}
+        settings = {
+            "KDIFF_STANDIN_CUPTI_LOG": str(self._log),
+            "KDIFF_DEVICE_BUDGET": "none",
+            "KDIFF_DEVICE_SETTLE": "0",
+            **(env or {}),
+        }
         gate = ("--go-file", self._go) if in_window else ()
         self.workload: Workload = workload(*args, *gate, truth=directory / "truth", env=settings)
         if in_window:

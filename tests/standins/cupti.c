@@ -11,6 +11,7 @@
 
 #define BUFFER_SIZE_ATTRIBUTE 0
 #define BUFFER_LIMIT_ATTRIBUTE 2
+#define DRIVER_API_DOMAIN 1
 #define DEVICE_BUFFER_BYTES (8ull << 20)
 
 struct settings settings = {.version = CUPTI_VERSION, .record_bytes = CUPTI_RECORD_BYTES};
@@ -30,6 +31,9 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of what is enabled; 
 static bool enabled[CUPTI_ACTIVITY_KINDS];
 static int64_t memory_taken;
 static void *own_subscription; /* the last */
+static CUpti_CallbackFunc own_callback;
+static void *own_userdata;
+static _Thread_local bool in_callback;
 static uint64_t attributes[CUPTI_ACTIVITY_ATTRIBUTES] = {
     [BUFFER_SIZE_ATTRIBUTE] = DEVICE_BUFFER_BYTES,
     [BUFFER_LIMIT_ATTRIBUTE] = 250,
@@ -48,6 +52,7 @@ static __attribute__((constructor)) void read_settings(void)
     settings.zero_every = number("KDIFF_STANDIN_CUPTI_ZERO_EVERY", 0);
     settings.reversed_every = number("KDIFF_STANDIN_CUPTI_REVERSED_EVERY", 0);
     settings.drop_every = number("KDIFF_STANDIN_CUPTI_DROP_EVERY", 0);
+    settings.gone_every = number("KDIFF_STANDIN_CUPTI_GONE_EVERY", 0);
     settings.launch_ns = number("KDIFF_STANDIN_CUPTI_LAUNCH_NS", 0);
     settings.flush_ms = number("KDIFF_STANDIN_CUPTI_FLUSH_MS", 0);
     settings.enable_ms = number("KDIFF_STANDIN_CUPTI_ENABLE_MS", 0);
@@ -163,7 +168,26 @@ EXPORT CUptiResult cuptiGetResultString(CUptiResult result, const char **text)
 
 /* ---- the subscription ---- */
 
-static CUptiResult subscribe(const char *function, CUpti_SubscriberHandle *handle)
+/* For who has enabled the domain of driver calls. */
+static struct observer calls_observer;
+
+static void call_ended(void)
+{
+    static const int at_exit = 1; /* of CUpti_CallbackData only what it begins with */
+    pthread_mutex_lock(&lock);
+    CUpti_CallbackFunc callback = calls_observer.on ? own_callback : NULL;
+    void *userdata = own_userdata;
+    pthread_mutex_unlock(&lock);
+    in_callback = true;
+    if (callback)
+        callback(userdata, DRIVER_API_DOMAIN, 0, &at_exit);
+    in_callback = false;
+}
+
+static struct observer calls_observer = {.launched = call_ended};
+
+static CUptiResult subscribe(const char *function, CUpti_SubscriberHandle *handle, CUpti_CallbackFunc callback,
+                             void *userdata)
 {
     find_driver();
     CUptiResult result = fault(function);
@@ -177,26 +201,31 @@ static CUptiResult subscribe(const char *function, CUpti_SubscriberHandle *handl
     if (!driver.subscribe(made))
         return logged(function, 0, CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED);
     *handle = own_subscription = made;
+    pthread_mutex_lock(&lock);
+    own_callback = callback;
+    own_userdata = userdata;
+    pthread_mutex_unlock(&lock);
     return logged(function, 0, CUPTI_SUCCESS);
 }
 
 EXPORT CUptiResult cuptiSubscribe(CUpti_SubscriberHandle *handle, CUpti_CallbackFunc callback, void *userdata)
 {
-    (void)callback, (void)userdata;
-    return subscribe("cuptiSubscribe", handle);
+    return subscribe("cuptiSubscribe", handle, callback, userdata);
 }
 
 EXPORT CUptiResult cuptiSubscribe_v2(CUpti_SubscriberHandle *handle, CUpti_CallbackFunc callback, void *userdata,
                                      void *params)
 {
-    (void)callback, (void)userdata, (void)params;
-    return subscribe("cuptiSubscribe_v2", handle);
+    (void)params;
+    return subscribe("cuptiSubscribe_v2", handle, callback, userdata);
 }
 
 EXPORT CUptiResult cuptiUnsubscribe(CUpti_SubscriberHandle handle)
 {
     find_driver();
     bool given_back = handle && driver.unsubscribe(handle);
+    if (given_back && calls_observer.on)
+        driver.observe(&calls_observer, false);
     return logged("cuptiUnsubscribe", 0, given_back ? CUPTI_SUCCESS : CUPTI_ERROR_INVALID_PARAMETER);
 }
 
@@ -208,8 +237,11 @@ EXPORT CUptiResult cuptiEnableCallback(uint32_t enable, CUpti_SubscriberHandle h
 
 EXPORT CUptiResult cuptiEnableDomain(uint32_t enable, CUpti_SubscriberHandle handle, int domain)
 {
-    (void)handle, (void)domain;
-    return logged("cuptiEnableDomain", enable, CUPTI_SUCCESS);
+    find_driver();
+    bool known = handle && handle == own_subscription;
+    if (known && domain == DRIVER_API_DOMAIN && (enable != 0) != calls_observer.on)
+        driver.observe(&calls_observer, enable != 0);
+    return logged("cuptiEnableDomain", enable, known ? CUPTI_SUCCESS : CUPTI_ERROR_INVALID_PARAMETER);
 }
 
 /* ---- activity ---- */
@@ -239,6 +271,10 @@ static CUptiResult set_enabled(CUpti_ActivityKind kind, bool on)
         return CUPTI_ERROR_INVALID_KIND;
     if (on && !callbacks_known())
         return CUPTI_ERROR_INVALID_OPERATION;
+    if (on)
+        session_begins();
+    else
+        session_ends();
     pthread_mutex_lock(&lock);
     enabled[kind] = on;
     tell_driver();
@@ -332,8 +368,10 @@ EXPORT CUptiResult cuptiActivitySetAttribute(int attribute, size_t *size, void *
     return logged("cuptiActivitySetAttribute", attributes[attribute], result);
 }
 
+/* Logged with 1 where a callback makes the call. */
 EXPORT CUptiResult cuptiFinalize(void)
 {
+    find_driver();
     pthread_mutex_lock(&lock);
     memset(enabled, 0, sizeof enabled);
     tell_driver();
@@ -342,6 +380,8 @@ EXPORT CUptiResult cuptiFinalize(void)
     if (own_subscription)
         driver.unsubscribe(own_subscription);
     pthread_mutex_unlock(&lock);
+    if (calls_observer.on)
+        driver.observe(&calls_observer, false);
     buffers_forget();
-    return logged("cuptiFinalize", 0, CUPTI_SUCCESS);
+    return logged("cuptiFinalize", in_callback, CUPTI_SUCCESS);
 }

@@ -5,6 +5,7 @@
  * through the callbacks registered at that moment, whoever gave the buffer. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "cupti_internal.h"
 
@@ -25,6 +26,9 @@ struct thread {
 
 _Atomic int record_kind;
 
+static CUpti_BuffersCallbackRequestFunc left_behind_by; /* guarded by the lock */
+static bool spoiled;
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* taken inside the driver's; never held while calling back */
 static CUpti_BuffersCallbackRequestFunc request_buffer;
 static CUpti_BuffersCallbackCompleteFunc complete_buffer;
@@ -40,7 +44,38 @@ static void *must(void *pointer)
     return pointer;
 }
 
+/* ---- what a session leaves behind ---- */
+
+void session_begins(void)
+{
+    pthread_mutex_lock(&lock);
+    spoiled = settings.strict && left_behind_by && left_behind_by != request_buffer;
+    pthread_mutex_unlock(&lock);
+}
+
+void session_ends(void)
+{
+    pthread_mutex_lock(&lock);
+    if (!own)
+        left_behind_by = request_buffer;
+    pthread_mutex_unlock(&lock);
+}
+
 /* ---- records ---- */
+
+/* A name whose module has been unloaded, or one that fills the last bytes before such memory. */
+static const char *name_at_the_edge(bool gone)
+{
+    static const char text[] = "edge_kernel";
+    static char *pages;
+    if (!pages) {
+        pages = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (pages == MAP_FAILED || munmap(pages + 4096, 4096) != 0)
+            abort();
+        memcpy(pages + 4096 - sizeof text, text, sizeof text);
+    }
+    return gone ? pages + 4096 : pages + 4096 - sizeof text;
+}
 
 static void note(struct thread *thread, const struct execution *execution)
 {
@@ -60,7 +95,7 @@ static void note(struct thread *thread, const struct execution *execution)
         .static_shared = (int32_t)execution->static_shared,
         .dynamic_shared = (int32_t)execution->dynamic_shared,
         .local_per_thread = execution->local_bytes,
-        .correlation = execution->correlation,
+        .correlation = spoiled ? 1 : execution->correlation,
         .grid_id = (int64_t)noted_ever,
         .name = execution->name,
         .graph_id = execution->graph,
@@ -69,6 +104,10 @@ static void note(struct thread *thread, const struct execution *execution)
     };
     memcpy(record->grid, execution->grid, sizeof record->grid);
     memcpy(record->block, execution->block, sizeof record->block);
+    if (settings.gone_every && noted_ever % settings.gone_every == 0)
+        record->name = name_at_the_edge(true);
+    else if (settings.gone_every && (noted_ever + 1) % settings.gone_every == 0)
+        record->name = name_at_the_edge(false);
     if (settings.zero_every && noted_ever % settings.zero_every == 0) {
         record->start = record->end = 0;
     } else if (settings.reversed_every && noted_ever % settings.reversed_every == 0) {
@@ -278,6 +317,8 @@ void buffers_forget(void)
     pthread_mutex_lock(&lock);
     request_buffer = NULL;
     complete_buffer = NULL;
+    left_behind_by = NULL;
+    spoiled = false;
     for (struct thread *thread = threads; thread; thread = thread->next) {
         thread->noted_count = 0;
         free(thread->current);

@@ -14,7 +14,7 @@
 
 extern struct settings {
     uint32_t version, record_bytes, shift; /* shift: of every field behind the kind */
-    uint64_t zero_every, reversed_every, drop_every, launch_ns, flush_ms, enable_ms;
+    uint64_t zero_every, reversed_every, drop_every, gone_every, launch_ns, flush_ms, enable_ms;
     bool strict;
 } settings;
 
@@ -35,6 +35,11 @@ bool callbacks_known(void);
 void buffers_flush(bool forced); /* calls back from here */
 uint64_t dropped_take(void);
 void buffers_forget(void);
+
+/* In STRICT, as in the real library: where a thread that launches nothing ended a session, the threads that do are left
+ * inside their launches, and records for another user share a correlation id, until cuptiFinalize. */
+void session_begins(void);
+void session_ends(void);
 extern _Atomic int record_kind; /* what kernels are recorded as; 0: not at all */
 
 #endif

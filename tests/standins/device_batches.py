@@ -9,13 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from kdiff.probes.device_library import library
 from kdiff.probes.device_wire import BATCH, DEVICE, EXECUTION, NAME_HEADER, STATE, VERSION, WINDOW, Block, State
 from standins.standins import Call, Records, Truth, Workload, build, cupti_ns, load_calls, load_truth, workload
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,7 @@ def traced(directory: Path, *args: str | float | Path, env: Mapping[str, str] | 
         "KDIFF_STANDIN_LISTEN_SINK": str(directory / "sink"),
         "KDIFF_STANDIN_CUPTI_LOG": str(directory / "calls"),
         "KDIFF_STANDIN_CUPTI_STRICT": "1",
+        "KDIFF_DEVICE_SETTLE": "0",
         "KDIFF_STANDIN_TRUTH_RECORDS": str(1 << 20),
         **(env or {}),
     }
@@ -201,7 +205,7 @@ def check_executions(run: Run, observed: Records) -> None:
     assert set(found["context"]) <= {1}
 
 
-def together(run: Callable[[Path, Any], Run], directory: Path, cases: Sequence[Any]) -> list[Run]:
+def together(run: Callable[[Path, Any], T], directory: Path, cases: Sequence[Any]) -> list[T]:
     """Runs of which each leaves the machine mostly idle, all at once."""
     directories = [directory / str(i) for i in range(len(cases))]
     with ThreadPoolExecutor(len(cases)) as pool:

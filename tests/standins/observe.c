@@ -62,10 +62,13 @@ bool observe_execution(uint32_t correlation, const struct kernel *kernel, const 
     };
     memcpy(execution.grid, launch->grid, sizeof execution.grid);
     memcpy(execution.block, launch->block, sizeof execution.block);
+    bool recorded = false;
     for (struct observer *observer = observers; observer; observer = observer->next)
-        if (observer->on)
+        if (observer->on && observer->ran) {
             observer->ran(&execution);
-    return true;
+            recorded = true;
+        }
+    return recorded;
 }
 
 void observe_launched(uint32_t correlation)

@@ -17,7 +17,7 @@ struct execution {
 
 /* One for each copy of CUPTI in the process. */
 struct observer {
-    void (*ran)(const struct execution *execution); /* with the device lock held: makes no calls of its own */
+    void (*ran)(const struct execution *execution); /* with the device lock held: makes no calls of its own; NULL: none */
     void (*launched)(void);                         /* at the end of the launch call that ran those, no lock held */
     bool on;                                        /* the driver's */
     struct observer *next;                          /* the driver's */

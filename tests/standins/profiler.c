@@ -92,6 +92,7 @@ static uint64_t now_ns(void)
 static void count(uint8_t *buffer, size_t valid, const char *kernel, struct profiler_session *session)
 {
     void *at = NULL;
+    uint32_t correlation_before = 0;
     while (CUPTI(cuptiActivityGetNextRecord)(buffer, valid, &at) == CUPTI_SUCCESS) {
         const kernel_record *record = at;
         if (strcmp(record->name, kernel) != 0) {
@@ -99,6 +100,8 @@ static void count(uint8_t *buffer, size_t valid, const char *kernel, struct prof
             continue;
         }
         session->own++;
+        session->shared += record->correlation == correlation_before;
+        correlation_before = record->correlation;
         session->untimed += !record->start || record->end < record->start;
     }
 }

@@ -15,6 +15,7 @@ enum profiler_manners {
 struct profiler_session {
     uint64_t own, others;                   /* records of the kernel it asked for, and of others */
     uint64_t untimed;                       /* of its own, with a time of 0 or that end before they start */
+    uint64_t shared;                        /* of its own, with the correlation id of the one before */
     uint64_t unknown_buffers, lost_buffers; /* returned but not given by it, and given by it but not returned */
     uint64_t on_ns, off_ns;                 /* CLOCK_MONOTONIC: enabled, about to be disabled */
     int subscribed, enabled;                /* results of the calls */

@@ -27,8 +27,10 @@ Those of CUPTI, all `KDIFF_STANDIN_CUPTI_...`, take effect as it is loaded:
   those of the version that it says it is;
 - `FAIL`: `cuptiActivityEnable=14` makes that function fail with that error, `...=14@3` from its third call on;
 - `ZERO_EVERY`, `REVERSED_EVERY`, `DROP_EVERY`: each n-th record has no times, has them reversed, is dropped;
+- `GONE_EVERY`: each n-th record has a name whose memory is gone, the one before it a name that ends with its page;
 - `ENABLE_MS`, `FLUSH_MS`, `LAUNCH_NS`: added to enabling, to flushing, to each launch while enabled;
-- `STRICT`: registering callbacks while others' are in use ends the process;
+- `STRICT`: registering callbacks while others' are in use ends the process, and records for one user after another
+  one's sessions share a correlation id until cuptiFinalize;
 - `LOG`: a file that each call is written to, which `load_calls` reads.
 
 A truth file costs 150 ns a launch in /dev/shm and 400 ns on a disk: leave it out when timing.

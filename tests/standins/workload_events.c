@@ -153,10 +153,11 @@ void events_print(void)
     printf(", \"profiles\": [");
     for (size_t i = 0; i < session_count; i++) {
         const struct profiler_session *report = &sessions[i].report;
-        printf("%s{\"launches\": %llu, \"own\": %llu, \"others\": %llu, \"untimed\": %llu, \"unknown_buffers\": %llu, "
+        printf("%s{\"launches\": %llu, \"own\": %llu, \"others\": %llu, \"untimed\": %llu, \"shared\": %llu, "
+               "\"unknown_buffers\": %llu, "
                "\"lost_buffers\": %llu, \"on_ns\": %llu, \"off_ns\": %llu, \"subscribed\": %d, \"enabled\": %d}",
                i ? ", " : "", sessions[i].launches, (unsigned long long)report->own,
-               (unsigned long long)report->others, (unsigned long long)report->untimed,
+               (unsigned long long)report->others, (unsigned long long)report->untimed, (unsigned long long)report->shared,
                (unsigned long long)report->unknown_buffers, (unsigned long long)report->lost_buffers,
                (unsigned long long)report->on_ns, (unsigned long long)report->off_ns, report->subscribed,
                report->enabled);
