@@ -17,7 +17,6 @@ from kdiff.probes.device_library import library
 from kdiff.probes.device_wire import BATCH, DEVICE, EXECUTION, NAME_HEADER, STATE, VERSION, WINDOW, Block, State
 from standins.standins import Call, Records, Truth, Workload, build, cupti_ns, load_calls, load_truth, workload
 
-
 T = TypeVar("T")
 
 
