@@ -45,6 +45,7 @@ class Kind(Enum):
     RUNTIME = auto()  # with functions to probe; inside a program too
     DEVICE_CODE = auto()  # with kernels, but no function to probe
     CUPTI = auto()
+    PROTON = auto()  # Triton's profiler, which brings a CUPTI of its own
     DEVICE_LIBRARY = auto()
     PROFILER = auto()
 
@@ -98,6 +99,8 @@ def _kind(pid: int, mapping: procfs.Mapping) -> Kind | None:
         return Kind.DRIVER
     if name.startswith("libcupti.so"):
         return Kind.CUPTI
+    if name.startswith("libproton.so"):
+        return Kind.PROTON
     if _PROFILERS.match(name):
         return Kind.PROFILER
     if _DEVICE_LIBRARY.search(name) and is_device_library(f"/proc/{pid}/root{mapping.path}"):
@@ -173,6 +176,9 @@ def _device_time(found: Process, group: str) -> list[Check]:
     given = found.environment.get(GIVEN_CUPTI, "")
     if given:
         checks.append(_cupti(given, f"{GIVEN_CUPTI}=", found.root, group))
+    elif found.mapped(Kind.PROTON):
+        mend = f"start it with {GIVEN_CUPTI} naming the copy to use: no window opens where there are two"
+        checks.append(warn(group, "CUPTI", f"Proton brings one: {found.mapped(Kind.PROTON)[0]}", mend, Answer.FAILS))
     elif found.mapped(Kind.CUPTI):
         checks.append(_cupti(found.mapped(Kind.CUPTI)[0], "mapped: ", found.root, group))
     profilers = found.mapped(Kind.PROFILER)

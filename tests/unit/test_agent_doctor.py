@@ -439,9 +439,26 @@ def test_a_process_without_device_time(tmp_path: Path) -> None:
     assert answer("debugger", files=mapped, tracer="cuda-gdb") == (Answer.UNSURE, "traced by cuda-gdb")
     old = mapped | {Kind.CUPTI: [str(shared(tmp_path / "libcupti.so.11", "libcupti.so.11"))]}
     assert answer("CUPTI", files=old) == (Answer.FAILS, f"mapped: {tmp_path}/libcupti.so.11 (CUDA 11)")
+    proton = mapped | {Kind.PROTON: ["/triton/_C/libproton.so"]}
+    assert answer("CUPTI", files=proton) == (Answer.FAILS, "Proton brings one: /triton/_C/libproton.so")
+    chosen = {"KDIFF_DEVICE_CUPTI": str(shared(tmp_path / "libcupti.so.13", "libcupti.so.13"))}
+    settled = {**named, **chosen}
+    assert answer("CUPTI", files=proton, environment=settled)[0] is not Answer.FAILS
     given = {"KDIFF_DEVICE_CUPTI": "/gone/libcupti.so.13"}
     assert answer("CUPTI", files=mapped, environment=given)[0] is Answer.FAILS
     assert answer("libcuda", files={Kind.DEVICE_LIBRARY: ["/x"]})[1] == "none is mapped"
+
+
+def test_proton_is_known_by_what_a_process_maps(tmp_path: Path) -> None:
+    proton = tmp_path / "libproton.so"
+    shutil.copy(build().profiler_dlsym, proton)
+    command = [sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(proton)!r}); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
+        while not (found := doctor_process.look_at(child.pid)) or not found.mapped(Kind.PROTON):
+            time.sleep(0.01)
+        child.communicate(b"\n")
+    assert found.mapped(Kind.PROTON) == [str(proton)]
+    assert not found.mapped(Kind.CUPTI)
 
 
 def test_only_what_matters_of_an_environment_is_read() -> None:
