@@ -9,7 +9,7 @@
  * at the end of such a call, as CUPTI's documentation has it, so one of another thread is waited for; where none comes
  * no thread is at work in CUPTI either, but for one that waits in a long call.
  */
-enum { PATIENCE_MS = 50, DOMAIN_DRIVER_API = 1, SITE_EXIT = 1 };
+enum { PATIENCE_MS = 50, MOST_MS = 5000, DOMAIN_DRIVER_API = 1, SITE_EXIT = 1 };
 
 enum { RESTING, WAITING, DETACHING, DETACHED };
 static int state;
@@ -47,6 +47,7 @@ void detach(const struct cupti *cupti)
         finalize();
         return;
     }
-    while (__atomic_load_n(&state, __ATOMIC_ACQUIRE) == DETACHING)
+    /* Not for ever: this thread may have the loader's lock, as a constructor does, and the other one may want it. */
+    for (int waited = 0; waited < MOST_MS && __atomic_load_n(&state, __ATOMIC_ACQUIRE) == DETACHING; waited++)
         sleep_ms(1);
 }
