@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from kdiff.analysis import recorded
 from kdiff.analysis.calibration import Excess, read_excess
+from kdiff.analysis.configuration import explain_launches
 from kdiff.analysis.evidence import GRAPHS, Counts, Evidence, Recording, holdings
 from kdiff.analysis.interval import Sample, tail_estimate
 from kdiff.analysis.measure import NO_DEVICE_TIME, MetricChoice, Plan, choose, gather, unlike
@@ -139,7 +140,7 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
     del samples
     chosen = [i for i, row in enumerate(rows) if options.all_metrics or row.verdict not in _FINE]
     played = add_queue(before, after, plans, rows)
-    rows = list(played.rows)
+    rows = explain_launches(before, after, plans, played.rows)
     for index, measures in others(before, after, plans, chosen, options.policy).items():
         rows[index] = replace(rows[index], others=measures)
     rows.sort(key=lambda row: (_ORDER[row.verdict], -(row.ratio or 0.0), row.kernel))

@@ -31,11 +31,11 @@ class Capture(TwoWindows):
             rows = captures.device_windows(starts, COUNT * STEP, executions=COUNT)
             captures.write(root, "device_windows", rows, f"{side}")
 
-    def run(self, side: int, name: str, stream: int, offset: int, duration: int, queue: int) -> None:
+    def run(self, side: int, name: str, stream: int, offset: int, duration: int, queue: int, **columns: int) -> None:
         """Each execution of the side starts at `offset` of its step; the queue is `queue`, and 1 to 3 ns."""
         times = (self.starts[side][:, None] + STEP * np.arange(COUNT)).ravel() + offset
         waits = queue + 1 + np.arange(times.size) % 3
-        rows = captures.executions(name, times, duration, stream=stream, queue_ns=waits)
+        rows = captures.executions(name, times, duration, stream=stream, queue_ns=waits, **columns)
         captures.write(self.root, "kernel_executions", rows, f"{name}-{side}")
         launched = captures.launches(name, times - waits, batch_launches=24)
         captures.write(self.root, "cuda_events", launched, f"{name}-{side}")
@@ -47,7 +47,7 @@ def serialised(tmp_path: Path) -> Report:
     capture = Capture(tmp_path)
     capture.run(0, "wide", 1, 0, 40_000, 3_000)
     capture.run(0, "beside", 2, 10_000, 40_000, 3_000)
-    capture.run(1, "wide", 1, 0, 30_000, 3_000)
+    capture.run(1, "wide", 1, 0, 30_000, 3_000, dynamic_shared=200_000)
     capture.run(1, "beside", 2, 30_000, 40_000, 23_000)
     return capture.compare()
 
@@ -56,7 +56,11 @@ def test_a_faster_kernel_that_serialises_says_so(serialised: Report) -> None:
     lost = "It no longer runs beside other kernels: 75% of its time overlapped others before, 0% after."
     assert serialised.exit_code == 0
     wide, beside = only(serialised, "wide"), only(serialised, "beside")
-    assert (wide.verdict, wide.reasons) == (Verdict.IMPROVED, (lost,))
+    fills = (
+        "Its usual launch changed: shared memory a block, bytes, 0 -> 200,000. "
+        "A block now fills a multiprocessor and leaves no room for another."
+    )
+    assert (wide.verdict, wide.reasons) == (Verdict.IMPROVED, (lost, fills))
     assert (beside.verdict, beside.reasons) == (Verdict.PASS, (lost,))
     assert serialised.notes == (
         "The device was busy 70% of the timed windows (50% before).",
