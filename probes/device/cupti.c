@@ -204,8 +204,15 @@ enum cupti_found cupti_find(struct cupti *cupti)
         return CUPTI_CONTESTED;
     if (is_given ? !load(cupti, given, 0) : !load_any(cupti, &mapped))
         return CUPTI_NONE;
-    if (cupti->get_version(&cupti->version) != CUPTI_OK)
-        return CUPTI_UNKNOWN;
+    /* Asked once a copy: cuptiFinalize by another thread does not stand a call of CUPTI beside it. */
+    static char asked[sizeof cupti->path];
+    static u32 version;
+    if (strcmp(asked, cupti->path) != 0) {
+        if (cupti->get_version(&version) != CUPTI_OK)
+            return CUPTI_UNKNOWN;
+        memcpy(asked, cupti->path, sizeof asked);
+    }
+    cupti->version = version;
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
         if (cupti->version >= layouts[i].first && cupti->version <= layouts[i].last) {
             cupti->record_bytes = layouts[i].record_bytes;
