@@ -98,8 +98,8 @@ static u64 random_below(u64 limit)
 
 /* A window that opens or closes while another thread initialises the driver may leave that one waiting for ever within
  * it (seen with JAX, which does so from several threads as it loads its libraries). So none opens before the first
- * cuInit is over, nor soon after a library was loaded: each CUDA runtime linked into one calls cuInit again. Nor while another user of
- * CUPTI tidies up. */
+ * cuInit is over, nor soon after a library was loaded: each CUDA runtime linked into one calls cuInit again. Nor soon
+ * after another user's calls of CUPTI: it may be about to make the next one. */
 static bool settled(void)
 {
     static u64 initialised_ms;
@@ -175,18 +175,22 @@ static enum cupti_found find_cupti(void)
     return found;
 }
 
-/* One window from its opening to its end; false when nothing may be tried again. */
-static bool run_window(u64 began_ms, u32 *skipped)
+enum next { AFTER_GAP, SOON, NEVER };
+
+/* One window from its opening to its end, and when the next may be tried. */
+static enum next run_window(u64 began_ms, u32 *skipped)
 {
     u64 most = budget > 0 ? (u64)(budget * (double)period_ms * 1e6 / RECORD_NS) : ~0ull;
-    switch (window_open(&cupti)) {
+    switch (window_open(&cupti, settle_ms)) {
     case WINDOW_FAILED:
         turn_off("%s", window_reason());
-        return false;
+        return NEVER;
+    case WINDOW_TOO_SOON:
+        return SOON;
     case WINDOW_BUSY:
         ++*skipped;
         say(STATE_BUSY, *skipped, "another user of CUPTI has it: windows are skipped until it gives it back");
-        return true;
+        return AFTER_GAP;
     case WINDOW_OPENED:
         break;
     }
@@ -223,9 +227,9 @@ static bool run_window(u64 began_ms, u32 *skipped)
     *skipped = 0;
     if (window_broken()) {
         turn_off("%s (%u)", window_broken(), cupti.version);
-        return false;
+        return NEVER;
     }
-    return true;
+    return AFTER_GAP;
 }
 
 static void *work(void *unused)
@@ -247,13 +251,17 @@ static void *work(void *unused)
             rest_until(began + random_below(window_ms));
             continue;
         }
-        if (!settled()) {
+        enum next next = SOON;
+        if (settled()) {
+            enum cupti_found found = find_cupti();
+            next = found == CUPTI_FOUND ? run_window(began, &skipped) : found == CUPTI_UNKNOWN ? NEVER : AFTER_GAP;
+        }
+        if (next == NEVER)
+            break;
+        if (next == SOON) {
             sleep_ms(SLICE_MS);
             continue;
         }
-        enum cupti_found found = find_cupti();
-        if (found == CUPTI_UNKNOWN || (found == CUPTI_FOUND && !run_window(began, &skipped)))
-            break;
         /* Drawn anew each time, half to one and a half of the mean, so as not to beat with the program's own rhythm. */
         u64 gap = always ? IDLE_MS : period_ms - window_ms;
         rest_until(began + window_ms + gap / 2 + random_below(gap + 1));

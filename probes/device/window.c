@@ -171,7 +171,7 @@ static void close_window(u32 ended)
     window.inside_ns += now_ns() - began;
 }
 
-enum window_result window_open(struct cupti *which)
+enum window_result window_open(struct cupti *which, u64 settle_ms)
 {
     enum window_result result = WINDOW_FAILED;
     window_lock();
@@ -179,6 +179,10 @@ enum window_result window_open(struct cupti *which)
     u64 began = now_ns();
     if (hooks_foreign()) {
         result = WINDOW_BUSY;
+        goto done;
+    }
+    if (now_ms() < hooks_last_ms() + settle_ms) {
+        result = WINDOW_TOO_SOON;
         goto done;
     }
     int subscribed = cupti->subscribe(&subscriber, no_callback, NULL);

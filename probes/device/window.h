@@ -3,10 +3,11 @@
 #pragma once
 #include "cupti.h"
 
-enum window_result { WINDOW_OPENED, WINDOW_BUSY, WINDOW_FAILED };
+enum window_result { WINDOW_OPENED, WINDOW_BUSY, WINDOW_TOO_SOON, WINDOW_FAILED };
 
-/* `window_reason` says why not. */
-enum window_result window_open(struct cupti *cupti);
+/* WINDOW_TOO_SOON: something happened within the last `settle_ms`, by hooks_last_ms. WINDOW_FAILED: `window_reason`
+ * says why. */
+enum window_result window_open(struct cupti *cupti, u64 settle_ms);
 const char *window_reason(void);
 
 void window_announce(void); /* to the agent, that it has opened */

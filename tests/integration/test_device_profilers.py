@@ -75,7 +75,7 @@ def test_a_profiler_at_random_moments(tmp_path: Path, manners: str) -> None:
         9,
         lambda profiler: sessions((profiler, manners), 9, 0.1, 0.03, 101),
         *("--duration", 2.2, "--rate", 5000, "--threads", 2, "--manners", manners, "--profiler-first"),
-        env={**DENSE, "KDIFF_DEVICE_TIME": "40/60"},
+        env={**DENSE, "KDIFF_DEVICE_TIME": "40/60", "KDIFF_DEVICE_SETTLE": "30"},
     )
     for run in runs:
         windows, reports = run.batches.windows, run.rate["profiles"]
