@@ -19,6 +19,7 @@ from typing import IO, Any, Final, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kdiff.agent.accounts import NO_VICTIM, Victim, victims_of
 from kdiff.agent.segment_files import SegmentFile
 from kdiff.queries.locks import lock
 from kdiff.queries.segments_read import UnreadableError, read_footer
@@ -28,15 +29,21 @@ from kdiff.queries.tables import TABLES
 # A part of what a block of a cut segment is called: with another one, half-shipped segments would be sent twice.
 BLOCK_ROWS: Final = 500_000
 _BATCH_ROWS: Final = 1 << 15
+_MOST_ROWS: Final = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows [begin, end) of a segment. `name` is what shipped_segments lists."""
+    """Rows [begin, end) of a segment. `name` is what shipped_segments lists.
+
+    `instead`: what it lists of the rows that these account for, by name and table: where it has them all, the account
+    is not sent.
+    """
 
     name: str
     begin: int
     end: int
+    instead: tuple[tuple[str, str], ...] = ()
 
     @property
     def rows(self) -> int:
@@ -60,12 +67,28 @@ class OpenSegment:
         try:
             self._parquet = pq.ParquetFile(self._stream, pre_buffer=False, buffer_size=1 << 20)
             rows = self._parquet.metadata.num_rows
+            if rows > _MOST_ROWS:
+                raise pa.ArrowInvalid("more rows than anybody recorded")
             present = set(self._parquet.schema_arrow.names)
             self.columns = [name for name in TABLES[file.table].names if name in present]
-            self.blocks = _cut(_identity(file, self._stream), rows, block_rows)
+            self._identity = identity_of(file, self._stream)
+            victims = victims_of(self._parquet.metadata.metadata, file.table, rows) if file.own else []
+            cut = _cut(self._identity, rows, block_rows)
+            self.blocks = _of_victims(victims, self._identity, block_rows) if victims else cut
         except (pa.ArrowException, OSError) as error:
             self._stream.close()
             raise UnreadableError("torn or not a Parquet file") from error
+
+    @property
+    def account(self) -> str:
+        """What a server lists, as a block of one of ACCOUNTS, that counts this segment as lost."""
+        return _account_of(self.file.table, self._identity)
+
+    @property
+    def names(self) -> list[str]:
+        """What a server may list that decides whether a block is sent."""
+        own = [block.name for block in self.blocks]
+        return [*own, self.account, *(name for block in self.blocks for name, _ in block.instead)]
 
     def hold(self) -> bool:
         """Keeps the disk policy from giving it up until it is closed; whether it has not been given up before."""
@@ -134,22 +157,33 @@ def hold_for_shedding(path: Path) -> IO[bytes] | None:
         stream = open(path, "rb", opener=_without_waiting)  # noqa: SIM115
     except OSError:
         return None
-    if stat.S_ISREG(os.fstat(stream.fileno()).st_mode) and lock(stream.fileno()):
+    if stat.S_ISREG(os.fstat(stream.fileno()).st_mode) and lock(stream.fileno()) and is_named(stream, path):
         return stream
     stream.close()
     return None
+
+
+def is_named(stream: IO[bytes], path: Path) -> bool:
+    """Whether the open file is that of the name still: not once it was removed or another has taken its place."""
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), path.stat())
+    except OSError:
+        return False
 
 
 def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)  # a FIFO has no writer
 
 
-def _identity(file: SegmentFile, stream: io.BufferedReader) -> str:
+def identity_of(file: SegmentFile, stream: IO[bytes]) -> str:
     """What no other segment of the table is called: its name, and where others may have the same, its content."""
     if file.own:
         return file.name
     stream.seek(0)
-    return f"{file.name}@{hashlib.file_digest(stream, 'sha256').hexdigest()[:32]}"
+    digest = hashlib.sha256()
+    while part := stream.read(1 << 20):
+        digest.update(part)
+    return f"{file.name}@{digest.hexdigest()[:32]}"
 
 
 def _cut(identity: str, rows: int, size: int) -> list[Block]:
@@ -157,3 +191,20 @@ def _cut(identity: str, rows: int, size: int) -> list[Block]:
         return [Block(identity, 0, rows)]
     bounds = [(begin, min(begin + size, rows)) for begin in range(0, rows, size)]
     return [Block(f"{identity}#{begin}-{end}", begin, end) for begin, end in bounds]
+
+
+def _of_victims(victims: list[tuple[Victim, int]], identity: str, size: int) -> list[Block]:
+    """A block for each victim, called after it whatever others it is accounted for with; the rest is the segment's."""
+    blocks, at = [], 0
+    for victim, rows in victims:
+        instead = tuple((block.name, victim.table) for block in _cut(victim.identity, victim.rows, size))
+        if victim == NO_VICTIM:
+            blocks.append(Block(identity, at, at + rows))
+        else:
+            blocks.append(Block(_account_of(victim.table, victim.identity), at, at + rows, instead))
+        at += rows
+    return blocks
+
+
+def _account_of(table: str, identity: str) -> str:
+    return f"lost:{table}/{identity}"

@@ -3,22 +3,57 @@
 from __future__ import annotations
 
 import re
+import signal
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Final, Self
 
 import typer
 
-from kdiff.agent.command_ship import StoreOption, store_address
+from kdiff.agent.command_ship import StoreOption, refuse_more, require_directory, store_address
 from kdiff.agent.options import STATE, LayerOption, NoReturnOption, StateOption, tracing_of
 from kdiff.agent.terminal import RecordingProgress
 from kdiff.probes.program import Layers
+from kdiff.queries.address import masked
 
 if TYPE_CHECKING:
     from kdiff.agent.recording import Summary
 
 SPOOL: Final = Path("/var/lib/kdiff")
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+class Ending:
+    """Signals that end `run` before, while and after its recorder takes them: none of them ends the process by itself.
+
+    One that comes while the recorder starts is passed on once it records, and ends an empty recording. Use as a context
+    manager, in the main thread of a process that ends soon after: what comes then is ignored.
+    """
+
+    def __init__(self) -> None:
+        self._came: int | None = None
+
+    def __enter__(self) -> Self:
+        for number in ENDING:
+            signal.signal(number, self._on_signal)
+            signal.siginterrupt(number, False)  # what loads the program in C is not to fail for it
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in ENDING:
+            signal.signal(number, signal.SIG_IGN)
+
+    def pass_on(self) -> None:
+        """To whoever takes signals now. Called often."""
+        came = self._came
+        if came is not None and signal.getsignal(came) != self._on_signal:
+            self._came = None
+            signal.raise_signal(came)
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        self._came = number
 
 
 class Listening(StrEnum):
@@ -32,11 +67,12 @@ def size(text: str) -> int:
     """Bytes of a size like 10G or 500M. Raises typer.BadParameter."""
     found = re.fullmatch(r"(\d+)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if found is None or int(found[1]) == 0:
-        raise typer.BadParameter(f"--max-bytes {text!r} is no size: write 10G or 500M")
+        raise typer.BadParameter(f"--max-bytes '{masked(text)}' is no size: write 10G or 500M")
     return int(found[1]) * _UNITS[found[2].upper()]
 
 
 def run_command(
+    context: typer.Context,
     output: Annotated[Path, typer.Option("-o", "--output", help="The spool, a capture directory.")] = SPOOL,
     store: StoreOption = "",
     max_bytes: Annotated[str, typer.Option(metavar="SIZE", help="How large the spool may grow.")] = "10G",
@@ -52,12 +88,10 @@ def run_command(
     state: StateOption = STATE,
 ) -> None:
     """Record every process of this host that uses CUDA until stopped, and ship what is recorded."""
-    from kdiff.agent.device_option import DeviceOption
-    from kdiff.agent.keeping import Keeping
-    from kdiff.agent.metrics import of_summary, place
-    from kdiff.agent.recorder import Recorder
-    from kdiff.agent.recording import Options
+    from kdiff.agent.metrics import place
 
+    refuse_more(context)
+    require_directory(output)
     address = store_address(store)
     bound = size(max_bytes)
     try:
@@ -65,7 +99,28 @@ def run_command(
             place(metrics)
     except ValueError as error:
         raise typer.BadParameter(f"--metrics {error}") from error
-    listen = device_time is Listening.ON
+    with Ending() as ending:
+        _run(output, address, bound, metrics, service, layer, no_return, device_time is Listening.ON, state, ending)
+
+
+def _run(
+    output: Path,
+    address: str,
+    bound: int,
+    metrics: str,
+    service: str,
+    layer: Layers,
+    no_return: bool,
+    listen: bool,
+    state: Path,
+    ending: Ending,
+) -> None:
+    from kdiff.agent.device_option import DeviceOption
+    from kdiff.agent.keeping import Keeping
+    from kdiff.agent.metrics import of_summary
+    from kdiff.agent.recorder import Recorder
+    from kdiff.agent.recording import Options
+
     tracing = tracing_of(layer, no_return, listen)
     options = Options(output, service=service, tracing=tracing, state=state, device_time=DeviceOption(listen=listen))
     progress = RecordingProgress()
@@ -74,9 +129,14 @@ def run_command(
     def show(summary: Summary) -> None:
         keeping.tell(of_summary(summary))
         progress.show(summary)
+        ending.pass_on()
+
+    def announce(line: str) -> None:
+        progress.announce(line)
+        ending.pass_on()
 
     try:
-        summary = Recorder(options, show, progress.announce).run()
+        summary = Recorder(options, show, announce).run()
     finally:
         keeping.end()
     progress.end(summary, output)

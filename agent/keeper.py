@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from kdiff.agent.clock import boot_id
-from kdiff.agent.disk_policy import DiskPolicy
+from kdiff.agent.disk_policy import DiskPolicy, account_prefix
 from kdiff.agent.errors import AgentError
 from kdiff.agent.following import Follower
-from kdiff.agent.journal import Journal
+from kdiff.agent.journal import Journal, server_id
 from kdiff.agent.keeping import GRACE_S
 from kdiff.agent.metrics import Figures, place, serve
+from kdiff.agent.redo import RedoLog
 from kdiff.agent.segment_files import Listing
-from kdiff.agent.segments import SegmentWriter
 from kdiff.agent.shipping import EndedError, Hooks, Shipper
 from kdiff.agent.terminal import announce
 from kdiff.queries.address import Address
@@ -44,16 +44,21 @@ class Keeper:
         self._ending = threading.Event()
         self._figures: dict[str, Any] = {}
         self._said: dict[str, str] = {}
-        self._journal = Journal(root)
+        self._journal = Journal(root, server=server_id(Address.parse(store, {})) if store else "")
         self._policy = DiskPolicy(
             Listing(root, lambda _: None),
             max_bytes,
             self._journal,
-            lambda: SegmentWriter(root, socket.gethostname(), boot_id(), time.time_ns()),
+            account_prefix(socket.gethostname(), boot_id(), time.time_ns()),
             announce,
         )
+        log = RedoLog(root)
         hooks = Hooks(
-            announce, lambda file: self._journal.begun(file.key), lambda file: self._journal.confirmed(file.key)
+            announce,
+            lambda file: self._journal.begun(file.key),
+            lambda file: self._journal.confirmed(file.key),
+            lambda file: self._journal.withdrawn(file.key),
+            lambda file: file.key in log.victims(),
         )
         self._shipper = Shipper(
             lambda: Address.parse(store, os.environ), hooks, retry_for_s=float("inf"), ending=self._ending

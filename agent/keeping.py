@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -74,12 +75,16 @@ class Keeping:
         self._process = None
 
     def _start(self, now: float) -> None:
+        # A terminal and a service manager signal all processes, also one that does not ignore it yet.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
         try:
             self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0)
         except OSError as error:
             self._announce(f"the spool is neither shipped nor bounded ({error.strerror}): trying again")
             self._start_at = now + self._delay_s
             return
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._started_at = now
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from kdiff.agent.errors import AgentError
+from kdiff.agent.metrics_server import serve_page
+from kdiff.queries.address import masked
+from kdiff.queries.printable import printable
 
 if TYPE_CHECKING:
     from kdiff.agent.recording import Summary
@@ -19,7 +22,7 @@ def place(text: str) -> tuple[str, int]:
     """(host, port) of HOST:PORT. Raises ValueError."""
     found = _PLACE.fullmatch(text)
     if found is None or not 0 < int(found[3]) < 65536:
-        raise ValueError(f"{text!r} is not HOST:PORT, like 127.0.0.1:9464")
+        raise ValueError(f"'{masked(text)}' is not HOST:PORT, like 127.0.0.1:9464")
     return found[1] or found[2], int(found[3])
 
 
@@ -57,7 +60,8 @@ def of_summary(summary: Summary) -> dict[str, Any]:
 
 def serve(where: tuple[str, int], figures: Callable[[], Figures]) -> None:
     """Answers on `where`, in a thread of its own, until the process ends. Raises AgentError."""
-    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.exposition import choose_encoder
     from prometheus_client.registry import Collector
 
     class Told(Collector):
@@ -66,12 +70,18 @@ def serve(where: tuple[str, int], figures: Callable[[], Figures]) -> None:
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Told())
+
+    def page(accept: str) -> tuple[str, bytes]:
+        encode, kind = choose_encoder(accept)
+        return kind, encode(registry)
+
     try:
-        server, _ = start_http_server(where[1], where[0], registry)
+        serve_page(where, page)
     except (OSError, UnicodeError) as error:  # the latter: no name by the rules of names
         why = error.strerror if isinstance(error, OSError) else "not a host's name"
-        raise AgentError(f"no metrics on {where[0]}:{where[1]} ({why}): name another place with --metrics") from error
-    setattr(server, "handle_error", lambda *_: None)  # noqa: B010  # a client that hangs up is no traceback's worth
+        raise AgentError(
+            f"no metrics on {printable(where[0])}:{where[1]} ({why}): name another place with --metrics"
+        ) from error
 
 
 def _families(now: Figures) -> Iterator[Any]:

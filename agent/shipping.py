@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import IO, Any, Final, TypeVar
 
+from kdiff.agent.accounts import ACCOUNTS
 from kdiff.agent.blocks import BLOCK_ROWS, Block, OpenSegment
 from kdiff.agent.segment_files import SegmentFile
 from kdiff.queries import migrations
@@ -31,6 +32,7 @@ T = TypeVar("T")
 RETRY_FOR_S: Final = 300.0
 _FIRST_DELAY_S: Final = 0.25
 _LONGEST_DELAY_S: Final = 30.0
+_ASKED_AT_ONCE: Final = 200  # names: they are a part of the request's line, which proxies bound
 _AT_ONCE: Final = 16  # segments that are looked up, sent and then listed together
 _ANSWER_WITHIN_S: Final = 60
 _LISTED_ANEW_S: Final = 10.0
@@ -78,6 +80,10 @@ class Hooks:
     note: Callable[[str], None] = lambda _: None
     begun: Callable[[SegmentFile], None] = lambda _: None
     confirmed: Callable[[SegmentFile], None] = lambda _: None
+    withdrawn: Callable[[SegmentFile], None] = lambda _: None
+    """What was begun is not in the store: it was refused at the first attempt."""
+    given_up: Callable[[SegmentFile], bool] = lambda _: False
+    """Whether the spool has counted it as lost, asked while it is held: then it is not sent."""
 
 
 class Shipper:
@@ -136,7 +142,7 @@ class Shipper:
     def _ship_batch(self, files: list[SegmentFile]) -> None:
         with ExitStack() as held:
             opened = [held.enter_context(one) for file in files if (one := self._open(file)) is not None]
-            names = [block.name for one in opened for block in one.blocks]
+            names = [name for one in opened for name in one.names]
             listed = self._persist(lambda client: _listed(client, names)) if names else {}
             self._listed_at = self._looked_at = time.monotonic()
             try:
@@ -146,6 +152,9 @@ class Shipper:
                         self.tally.known += 1
                         self._done(one)
                     elif missing and one.hold():
+                        if self._hooks.given_up(one.file):
+                            self._leave(one.file, f"skipped {printable(str(one.file.path))}: its rows are given up")
+                            continue
                         self._hooks.begun(one.file)
                         if self._send(one, set(missing)):
                             self._whole.append(one)
@@ -181,9 +190,18 @@ class Shipper:
             return None
 
     def _missing(self, one: OpenSegment, listed: dict[tuple[str, str], int]) -> list[Block] | None:
-        """The blocks to send; None where another segment of the name was."""
+        """The blocks to send; None where another segment of the name was, or its rows are counted as lost."""
+        if any((one.account, table) in listed for table in ACCOUNTS):
+            self._leave(
+                one.file,
+                f"skipped {printable(str(one.file.path))}: the store counts its rows as lost, since the spool that it "
+                "was recorded to gave them up; remove it",
+            )
+            return None
         missing = []
         for block in one.blocks:
+            if block.instead and all(name in listed for name in block.instead):
+                continue
             rows = listed.get((block.name, one.file.table))
             if rows is None:
                 missing.append(block)
@@ -216,12 +234,14 @@ class Shipper:
     def _send(self, one: OpenSegment, missing: set[Block]) -> bool:
         """Whether all blocks of the segment are in the store now."""
         shown = printable(str(one.file.path))
+        nothing = missing == set(one.blocks)
         try:
             for block, body in one.bodies():
                 if block not in missing:
                     continue
                 if block.rows:
                     self._persist(self._insertion(one, block, body))
+                nothing = False
                 self._sent.append((block.name, one.file.table, block.rows))
                 if time.monotonic() - self._listed_at >= _LIST_EVERY_S:
                     self._list()
@@ -229,6 +249,8 @@ class Shipper:
             self._leave(one.file, f"skipped {shown}: {error}")
             return False
         except RefusedError as error:
+            if nothing and error.at_once:
+                self._hooks.withdrawn(one.file)
             damaged = one.damaged()
             self._leave(one.file, f"skipped {shown}: damaged" if damaged else f"{shown} is refused: {error}")
             return False
@@ -267,7 +289,7 @@ class Shipper:
             except (UnreadableError, EndedError):
                 raise
             except Exception as error:
-                told = self._failed(error)
+                told = self._failed(error, failures)
                 failures += 1
                 if time.monotonic() - began > self._retry_for_s:
                     raise StoreError(f"given up after {self._retry_for_s:.0f} s: {told}") from error
@@ -279,7 +301,7 @@ class Shipper:
                 self.tally.last_success = time.time()
                 return answer
 
-    def _failed(self, error: Exception) -> StoreError:
+    def _failed(self, error: Exception, failures: int) -> StoreError:
         """Why, where trying again may help; the next attempt goes to the next host. Raises what will not pass."""
         address = self._address()
         told = explain(error, address)
@@ -290,7 +312,7 @@ class Shipper:
         if isinstance(cause, StoreError) or many_days or not is_passing(cause):
             code = getattr(cause, "code", None)
             if isinstance(code, int) and code not in _HOPELESS and not isinstance(cause, StoreError):
-                raise RefusedError(str(told)) from error
+                raise RefusedError(str(told), at_once=not failures) from error
             if self._client is None:  # a host that cannot be used must not keep another from being asked that can
                 self._host += 1
             raise told from error
@@ -321,7 +343,11 @@ class Shipper:
 
 
 class RefusedError(StoreError):
-    """The server does not take a block, and will not later."""
+    """The server does not take a block, and will not later. `at_once`: no attempt before may have taken effect."""
+
+    def __init__(self, message: str, *, at_once: bool) -> None:
+        super().__init__(message)
+        self.at_once = at_once
 
 
 def _known(client: Any, more: dict[str, object]) -> dict[str, object]:
@@ -343,12 +369,15 @@ def _retention(client: Any) -> dict[str, int]:
 
 def _listed(client: Any, names: Sequence[str]) -> dict[tuple[str, str], int]:
     """The rows of each block that the store has, by its name and table."""
-    found = client.query(
-        'SELECT segment, "table", max(rows) FROM shipped_segments WHERE segment IN {names:Array(String)} '
-        'GROUP BY segment, "table"',
-        parameters={"names": list(names)},
-    )
-    return {(str(name), str(table)): int(rows) for name, table, rows in found.result_rows}
+    listed: dict[tuple[str, str], int] = {}
+    for begin in range(0, len(names), _ASKED_AT_ONCE):
+        found = client.query(
+            'SELECT segment, "table", max(rows) FROM shipped_segments WHERE segment IN {names:Array(String)} '
+            'GROUP BY segment, "table"',
+            parameters={"names": list(names[begin : begin + _ASKED_AT_ONCE])},
+        )
+        listed |= {(str(name), str(table)): int(rows) for name, table, rows in found.result_rows}
+    return listed
 
 
 def _list(client: Any, sent: Sequence[tuple[str, str, int]]) -> None:

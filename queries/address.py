@@ -5,6 +5,7 @@ The password never is a part of it: an address shows in process lists, in logs a
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,7 +26,10 @@ _PORTS: Final = {"clickhouse": 8123, "clickhouses": 8443}
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\[\]:\s]+))(?::(\d*))?")
 # Up to the last @: a password may hold any character. Or an option that is called so.
-_PASSWORD: Final = re.compile(r"(//[^@:]*):.*@|[?&]pass\w*=.*", re.IGNORECASE | re.DOTALL)
+_PASSWORD: Final = re.compile(r"//[^@:]*:.*@|[?&]pass\w*=.*", re.IGNORECASE | re.DOTALL)
+_BEFORE_SECRETS: Final = re.compile(r"[^:]*:(?://)?")
+_SECRET: Final = re.compile(r":.*@", re.DOTALL)
+_OPTION_NAME: Final = re.compile(r"[A-Za-z_]{1,20}")
 _OPTIONS: Final = ("cluster", "ca", "cert", "key", "timeout")
 
 
@@ -53,10 +57,10 @@ class Address:
         """The address in `text` with the password from `environ`. Raises StoreError."""
         scheme = _SCHEME.match(text)
         if scheme is None or scheme[1].lower() not in _PORTS:
-            raise StoreError(f"{_masked(text)} is no address of a server: write {EXAMPLE}, or clickhouses:// for TLS")
+            raise StoreError(f"{masked(text)} is no address of a server: write {EXAMPLE}, or clickhouses:// for TLS")
         if _PASSWORD.search(text):
             raise StoreError(
-                f"the address {_masked(text)} holds a password, which every user of this host could read: put it "
+                f"the address {masked(text)} holds a password, which every user of this host could read: put it "
                 f"into {PASSWORD_VARIABLE} or into a file named by {PASSWORD_FILE_VARIABLE}"
             )
         place, _, query = text[scheme.end() :].partition("?")
@@ -64,14 +68,14 @@ class Address:
         userinfo, at, hosts = authority.rpartition("@")
         user = unquote(userinfo) if at else "default"
         if not user or ":" in user:
-            raise StoreError(f"the address {_masked(text)} has no valid user before the @: write {EXAMPLE}")
+            raise StoreError(f"the address {masked(text)} has no valid user before the @: write {EXAMPLE}")
         options = _options(query, text)
         if ("cert" in options) != ("key" in options):
-            raise StoreError(f"the address {_masked(text)} needs both cert=PATH and key=PATH, or neither")
+            raise StoreError(f"the address {masked(text)} needs both cert=PATH and key=PATH, or neither")
         tls = scheme[1].lower() == "clickhouses"
         for name in ("ca", "cert"):
             if name in options and not tls:
-                raise StoreError(f"{name}= is for TLS: write clickhouses:// in the address {_masked(text)}")
+                raise StoreError(f"{name}= is for TLS: write clickhouses:// in the address {masked(text)}")
         return cls(
             hosts=tuple(_host(part, _PORTS[scheme[1].lower()], text) for part in hosts.split(",")),
             database=_database(path, text),
@@ -89,8 +93,22 @@ class Address:
 
 
 def is_address(text: str) -> bool:
-    """Whether `text` is meant as an address of a server, rather than a path."""
-    return _SCHEME.match(text) is not None
+    """Whether `text` is meant as an address of a server, rather than a path.
+
+    What looks as if it held a password is, unless a file is called so: a path is repeated in messages.
+    """
+    if _SCHEME.match(text) is not None:
+        return True
+    if text.lower().startswith(tuple(f"{scheme}:" for scheme in _PORTS)):
+        return True
+    return _SECRET.search(text) is not None and not _exists(text)
+
+
+def masked(text: str) -> str:
+    """`text` fit to print, without what is or could be a password: anything from a colon to an @, and options."""
+    head, at, rest = text.rpartition("@")
+    before = _BEFORE_SECRETS.match(head) if at else None
+    return printable((f"{before[0]}***@{rest}" if before else text).partition("?")[0])
 
 
 def host_text(host: str, port: int) -> str:
@@ -98,21 +116,28 @@ def host_text(host: str, port: int) -> str:
     return printable(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
 
+def _exists(path: str) -> bool:
+    try:
+        return os.path.lexists(path)
+    except ValueError:  # a character that no path has
+        return False
+
+
 def _host(part: str, port: int, text: str) -> tuple[str, int]:
     found = _HOST.fullmatch(part)
     if found is None:
-        raise StoreError(f"the address {_masked(text)} names no host, or none that can be read: write {EXAMPLE}")
+        raise StoreError(f"the address {masked(text)} names no host, or none that can be read: write {EXAMPLE}")
     if found[3]:
-        port = int(found[3])
+        port = int(found[3]) if len(found[3]) <= 5 else 0
     if not 0 < port < 65536:
-        raise StoreError(f"the address {_masked(text)} has the port {port}: a port is 1 to 65535")
+        raise StoreError(f"the address {masked(text)} has the port {found[3][:9]}: a port is 1 to 65535")
     return found[1] or found[2], port
 
 
 def _database(path: str, text: str) -> str:
     name = unquote(path.rstrip("/"))
     if "/" in name or "\0" in name or "#" in name:
-        raise StoreError(f"the address {_masked(text)} has more than a database after the host: write {EXAMPLE}")
+        raise StoreError(f"the address {masked(text)} has more than a database after the host: write {EXAMPLE}")
     return name or DEFAULT_DATABASE
 
 
@@ -121,9 +146,11 @@ def _options(query: str, text: str) -> dict[str, str]:
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in _OPTIONS:
             known = ", ".join(f"{option}=" for option in _OPTIONS)
-            raise StoreError(f"the address {_masked(text)} has the unknown option {printable(name)}: known are {known}")
+            # What stands before an @ may be a part of a password.
+            shown = f" {name}" if "@" not in query and _OPTION_NAME.fullmatch(name) else ""
+            raise StoreError(f"the address {masked(text)} has the unknown option{shown}: known are {known}")
         if not value or name in found:
-            raise StoreError(f"the address {_masked(text)} must give {name}= one value")
+            raise StoreError(f"the address {masked(text)} must give {name}= one value")
         found[name] = value
     return found
 
@@ -131,8 +158,8 @@ def _options(query: str, text: str) -> dict[str, str]:
 def _timeout(value: str, text: str) -> int:
     if not value:
         return DEFAULT_TIMEOUT_S
-    if not value.isdecimal() or not 0 < int(value) <= 86_400:
-        raise StoreError(f"the address {_masked(text)} has a timeout that is not 1 to 86400 seconds")
+    if not value.isdecimal() or len(value) > 5 or not 0 < int(value) <= 86_400:
+        raise StoreError(f"the address {masked(text)} has a timeout that is not 1 to 86400 seconds")
     return int(value)
 
 
@@ -151,8 +178,3 @@ def _password(environ: Mapping[str, str]) -> str:
             "name a file that holds the password alone, and that this user may read"
         ) from error
     return text.rstrip("\r\n")
-
-
-def _masked(text: str) -> str:
-    """`text` fit to print, without what is or could be a password."""
-    return printable(_PASSWORD.sub(lambda found: f"{found[1]}:***@" if found[1] else "", text).partition("?")[0])

@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
+from urllib.parse import quote, quote_plus
 
 from kdiff.queries.address import PASSWORD_FILE_VARIABLE, PASSWORD_VARIABLE, Address, host_text
 from kdiff.queries.errors import StoreError
@@ -18,6 +19,7 @@ FIRST_ANSWER_S: Final = 15
 """How long a server may take to say its version: one that is stalled must not hold a command for a query's time."""
 _SLACK_S: Final = 10  # the server ends a query that takes too long itself, and says so
 _NATIVE_PORTS: Final = (9000, 9440)
+_USERINFO: Final = re.compile(r"://[^\s/@]*:\S*@")
 _HTML: Final = re.compile(r"<!doctype html|<html|<head>|<body", re.IGNORECASE)
 
 
@@ -137,7 +139,7 @@ def explain(error: BaseException, address: Address, host: tuple[str, int] | None
     if isinstance(error, StoreError):
         return error
     named = re.search(r"https?://([^\s/()]+)", str(error))  # by the library: which of the hosts it was
-    at = host_text(*host) if host else printable(named[1]) if named else host_text(*address.hosts[0])
+    at = host_text(*host) if host else printable(named[1].rpartition("@")[2]) if named else host_text(*address.hosts[0])
     return StoreError(_without(address.password, _sentence(error, address, at)))
 
 
@@ -267,4 +269,8 @@ def _reason(message: str) -> str:
 
 
 def _without(password: str, text: str) -> str:
-    return text.replace(password, "***") if len(password) > 2 else text
+    """In any form in which a server or a library may have repeated it; a proxy's as well."""
+    if len(password) > 2:
+        for form in {password, printable(password), quote(password), quote(password, safe=""), quote_plus(password)}:
+            text = text.replace(form, "***")
+    return _USERINFO.sub("://***@", text)

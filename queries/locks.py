@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 
 
@@ -17,3 +18,9 @@ def lock(fd: int, *, shared: bool = False) -> bool:
     except OSError:
         pass
     return True
+
+
+def unlock(fd: int) -> None:
+    """Lets go of it while the file stays open."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_UN)

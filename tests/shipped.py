@@ -21,7 +21,7 @@ from kdiff.agent.shipping import Hooks, Shipper, Tally
 from kdiff.queries.address import Address
 from kdiff.queries.connection import connect
 from kdiff.queries.migrations import migrate
-from kdiff.queries.tables import TABLES
+from kdiff.queries.tables import ROLLUPS, TABLES
 from server import StandIn
 
 BOOT = "0123456789abcdef"
@@ -151,7 +151,7 @@ def store(client: Any) -> Any:
 
 
 def empty(client: Any) -> None:
-    for table in (*TABLES, "kernel_minutes", "kernel_totals", "shipped_segments"):
+    for table in (*TABLES, *ROLLUPS, "shipped_segments"):
         client.command(f"TRUNCATE TABLE {table}")
 
 

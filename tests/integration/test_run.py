@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import re
 import signal
 import subprocess
 import time
@@ -120,3 +122,50 @@ def test_two_services_never_share_a_spool(tmp_path: Path) -> None:
         )
     assert second.returncode == 2
     assert second.stderr.startswith("kdiff-agent: another kdiff-agent records to")
+
+
+def takes_signals(pid: int) -> bool:
+    """Whether the command has begun: before that Python ends as any program does."""
+    caught = re.search(r"SigCgt:\s+([0-9a-f]+)", Path(f"/proc/{pid}/status").read_text())
+    return caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("whom", ["the agent", "its group"])
+def test_a_signal_at_any_moment_ends_it_well(tmp_path: Path, number: signal.Signals, whom: str) -> None:
+    """While it loads and attaches its probes, while the process that ships starts, and later."""
+    seed = time.time_ns() % 1_000_000
+    print(f"seed {seed}")
+    for delay in (-1, 0, random.Random(seed).uniform(0, 2.5)):
+        root = tmp_path / f"{delay}"
+        agent = subprocess.Popen(
+            [AGENT, "run", "-o", str(root), "--state", str(tmp_path / "drivers.json")],
+            env={**os.environ, "KDIFF_DEBUG": "1"}, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        try:
+            # As soon as the command has begun, as soon as the spool is there, later.
+            while not (takes_signals(agent.pid) if delay < 0 else root.is_dir()):
+                assert agent.poll() is None
+                time.sleep(0.002)
+            time.sleep(max(0, delay))
+            for _ in range(2):  # in a hurry
+                (os.killpg if whom == "its group" else os.kill)(agent.pid, number)
+            _, said = agent.communicate(timeout=60)
+        finally:
+            agent.kill()
+            agent.communicate()
+        assert agent.returncode == 0, (delay, said)
+        assert "Traceback" not in said
+        assert f"wrote {root}" in said
+        assert list((root / "agent_health").glob("*.parquet"))
+
+
+def test_a_signal_while_it_fails_to_start_leaves_the_error(tmp_path: Path) -> None:
+    (tmp_path / "spool").touch()
+    agent = subprocess.Popen([AGENT, "run", "-o", str(tmp_path / "spool")], stderr=subprocess.PIPE, text=True)
+    while agent.poll() is None and not takes_signals(agent.pid):
+        time.sleep(0.002)
+    agent.send_signal(signal.SIGTERM)
+    _, said = agent.communicate(timeout=60)
+    assert agent.returncode == 2
+    assert said == f"kdiff-agent: {tmp_path}/spool cannot be written (File exists): name another directory with -o\n"

@@ -6,11 +6,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdiff.queries.address import Address, is_address
+from kdiff.agent.command_ship import require_directory
+from kdiff.agent.metrics import place
+from kdiff.queries.address import Address, is_address, masked
 from kdiff.queries.errors import StoreError
+from kdiff.queries.store import open_store
 
 SECRET = "s3cret-pa:ss/w@rd"
 
@@ -140,3 +143,54 @@ def test_a_path_is_no_address(text: str) -> None:
 def test_a_password_is_masked_where_the_colon_of_the_scheme_is_forgotten() -> None:
     with pytest.raises(StoreError, match=r"clickhouse//u:\*\*\*@h is no address"):
         Address.parse("clickhouse//u:sEcr3t@h", {})
+    with pytest.raises(StoreError, match=r"clickhouse:\*\*\*@h is no address"):
+        Address.parse("clickhouse:u:sEcr3t@h", {})
+
+
+@pytest.mark.parametrize("text", ["clickhouse:u:PW@h", "Clickhouses:h", "u:PW@h:8123/kdiff", "http:u:PW@h"])
+def test_what_may_hold_a_password_is_no_path_unless_it_is_one(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert is_address(text)
+    with pytest.raises(StoreError, match="is no address of a server") as caught:
+        open_store(text)
+    assert "PW" not in str(caught.value)
+    monkeypatch.chdir(tmp_path)
+    Path("host:spool@noon").mkdir()
+    assert not is_address("host:spool@noon")
+
+
+MARK = "hunter2"
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.one_of(
+        st.sampled_from(["clickhouse:", "clickhouse://", "clickhouse://u:", "clickhouse//u:", "http://u:", "u:", ":"]),
+        st.text(alphabet="abc:/@?&=%#.,[]-_ \x1b", max_size=12).map(lambda text: f"clickhouse://{text}:"),
+        st.text(max_size=12).map(lambda text: f"{text}:"),
+    ),
+    st.one_of(st.text(alphabet="ab1:/@?&=%#.,[] \\\n'", max_size=8), st.text(max_size=8)),
+    st.one_of(st.text(alphabet="ab1:/@?&=%#.,[] \\\n'", max_size=8), st.text(max_size=8)),
+    st.one_of(
+        st.sampled_from(["@h", "@h:8123/kdiff?x=1", "@h:0", "@", "@[", "@h/a/b", "@h?timeout=x", "@h,@i", "@h?pass=1"]),
+        st.text(max_size=12).map(lambda text: f"@{text}"),
+    ),
+    st.booleans(),
+)
+def test_a_secret_between_a_colon_and_an_at_is_never_repeated(
+    before: str, first: str, last: str, after: str, encoded: bool
+) -> None:
+    secret = f"{first}{MARK}{last}"
+    text = f"{before}{quote(secret, safe='') if encoded else secret}{after}"
+    said = [masked(text)]
+    for attempt in (parse, open_store, place, lambda text: require_directory(Path(text))):
+        try:
+            attempt(text)
+        except (StoreError, ValueError, OSError) as error:
+            said.append(str(error))
+        else:
+            if attempt is parse:  # a valid address, whose user may be shown
+                return
+    assert not any(MARK in line for line in said)
+    assert all(line.isprintable() for line in said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ import shipped
 from kdiff.agent.command_run import size
 from kdiff.agent.keeping import Keeping
 from kdiff.agent.metrics import of_summary
+from kdiff.agent.metrics_server import ANSWER_WITHIN_S, MOST_CONNECTIONS
 from kdiff.agent.recording import Summary
 from kdiff.agent.segments import SegmentWriter
 from kdiff.queries.connection import connect
@@ -270,3 +272,62 @@ def answers(port: int) -> bool:
             return bool(answer.read())
     except OSError:
         return False
+
+
+def test_no_client_keeps_another_from_scraping(tmp_path: Path) -> None:
+    """Idle ones, ones that send a byte now and then, and ones that read nothing; ten times as many as are let in."""
+    port = free_port()
+    clients: list[socket.socket] = []
+    with Running(tmp_path, "--max-bytes", "1000000", "--metrics", f"127.0.0.1:{port}") as keeper:
+        eventually(lambda: answers(port))
+        before = open_files(keeper)
+        try:
+            for number in range(10 * MOST_CONNECTIONS):
+                client = socket.create_connection(("127.0.0.1", port), timeout=10)
+                clients.append(client)
+                with contextlib.suppress(OSError):  # it was closed for a newer one
+                    client.sendall([b"", b"GET /metrics HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\n\r\n"][number % 3])
+                if number % 64 == 63:
+                    assert metrics(port).count(b"kdiff_spool_bytes 0.0") == 1
+            assert open_files(keeper) <= before + MOST_CONNECTIONS + 33  # that were accepted at once
+            # Slow ones have a deadline, however little they send at a time.
+            slow = socket.create_connection(("127.0.0.1", port), timeout=ANSWER_WITHIN_S + 10)
+            clients.append(slow)
+            eventually(lambda: is_closed(slow), ANSWER_WITHIN_S + 10)
+            eventually(lambda: open_files(keeper) <= before + 1)
+            assert answers(port)
+        finally:
+            for client in clients:
+                client.close()
+        assert keeper.end() == ""
+
+
+def open_files(keeper: Running) -> int:
+    return len(os.listdir(f"/proc/{keeper.process.pid}/fd"))
+
+
+def is_closed(slow: socket.socket) -> bool:
+    """Whether it takes no more of a request that is sent byte by byte."""
+    try:
+        slow.sendall(b"x")
+    except OSError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [b"POST / HTTP/1.1\r\n\r\n", b"\x00\xff\r\n\r\n", b"GET /\r\n\r\n", b"GET / HTTP/1.1\r\n" + b"a" * 99999],
+)
+def test_what_is_no_request_is_refused(tmp_path: Path, request_: bytes) -> None:
+    port = free_port()
+    with Running(tmp_path, "--max-bytes", "1000000", "--metrics", f"127.0.0.1:{port}") as keeper:
+        eventually(lambda: answers(port))
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+            answer = b""
+            with contextlib.suppress(ConnectionError):
+                client.sendall(request_)
+                answer = client.recv(100)
+            assert answer == b"" or answer.startswith(b"HTTP/1.1 400 ")
+        assert answers(port)
+        assert keeper.end() == ""

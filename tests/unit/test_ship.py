@@ -259,6 +259,21 @@ def test_what_is_confirmed_may_be_deleted_and_nothing_else(
     (tmp_path / "cuda_events" / "torn.parquet").unlink()
 
 
+def test_what_cannot_be_removed_is_said_once(
+    environment: str, store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    shipped.write(tmp_path, [101, 103])
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        code, err = run(monkeypatch, capsys, "ship", str(tmp_path), "--delete", "--store", environment)
+    assert code == 0
+    assert err.count("cannot be removed (Operation not permitted)") == 1
+    assert count(store) == 204
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -299,6 +314,46 @@ def test_without_a_capture_or_a_server_it_says_so(
     code, err = run(monkeypatch, capsys, "ship", str(tmp_path / "none"))
     assert code == 2
     assert err.startswith(f"kdiff-agent: there is no capture at {tmp_path}/none")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["ship", "clickhouse:u:hunter2@h"],
+        ["ship", ".", "clickhouse://u:hunter2@h"],
+        ["ship", ".", "--store", "u:hunter2@h:8123/kdiff"],
+        ["run", "clickhouse://u:hunter2@h"],
+        ["run", "-o", "clickhouse://u:hunter2@h"],
+        ["run", "--store", "clickhouse:u:hunter2@h"],
+        ["run", "--metrics", "u:hunter2@h"],
+        ["run", "--max-bytes", "u:hunter2@h"],
+        ["run"],
+    ],
+    ids=" ".join,
+)
+def test_a_password_in_the_wrong_place_is_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str]
+) -> None:
+    monkeypatch.setenv("KDIFF_STORE", "clickhouse:u:hunter2@h")
+    code, err = run(monkeypatch, capsys, *argv)
+    assert code == 2
+    assert "***@h" in err
+    assert "hunter2" not in err
+
+
+@pytest.mark.parametrize("command", ["ship", "run"])
+def test_help_names_neither_the_store_nor_arguments_that_are_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    monkeypatch.setenv("KDIFF_STORE", "clickhouse://u:hunter2@h")
+    monkeypatch.setattr("sys.argv", ["kdiff-agent", command, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "hunter2" not in said
+    [usage] = [line.strip() for line in said.splitlines() if "Usage:" in line]
+    assert usage == f"Usage: kdiff-agent {command} [OPTIONS]{' {DIR}' * (command == 'ship')}"
 
 
 def test_follow_ships_what_appears_until_it_is_told_to_end(environment: str, store: Any, tmp_path: Path) -> None:
