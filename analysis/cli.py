@@ -23,6 +23,7 @@ from kdiff.analysis.command_export import export_command
 from kdiff.analysis.command_migrate import migrate_command
 from kdiff.analysis.options import ExactOption, ServiceOption, StoreOption, WindowOption
 from kdiff.analysis.terminal import INTERRUPTED, PROGRAM, TERMINATED, colour, fail, interruptible, show, warn
+from kdiff.queries.address import refuse_passwords
 from kdiff.queries.errors import KdiffError
 from kdiff.queries.printable import printable
 
@@ -184,6 +185,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGTERM, _terminate)  # leave through the context managers: they remove what is temporary
     try:
+        refuse_passwords(sys.argv[1:])
         app(prog_name=PROGRAM)
     except KdiffError as error:
         fail(str(error), error.code)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -102,6 +102,15 @@ def is_address(text: str) -> bool:
     if text.lower().startswith(tuple(f"{scheme}:" for scheme in _PORTS)):
         return True
     return _SECRET.search(text) is not None and not _exists(text)
+
+
+def refuse_passwords(arguments: Iterable[str]) -> None:
+    """Raises StoreError for an address with a password among a command's arguments, before anything repeats it."""
+    for argument in arguments:
+        text = argument.partition("=")[2] if argument.startswith("-") else argument
+        named = text.lower().startswith(tuple(f"{scheme}:" for scheme in _PORTS))
+        if named and _SECRET.search(text.partition(":")[2]):
+            Address.parse(text, os.environ)
 
 
 def masked(text: str) -> str:

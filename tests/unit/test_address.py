@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from command_line import kdiff
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -194,3 +195,26 @@ def test_a_secret_between_a_colon_and_an_at_is_never_repeated(
                 return
     assert not any(MARK in line for line in said)
     assert all(line.isprintable() for line in said)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--before", "clickhouse:u:s3cret@h", "--after", "now"),
+        ("--before", "clickhouse://u:s3cret@h", "--after", "now"),
+        ("--before=clickhouse://u:s3cret@h", "--after=now"),
+        ("clickhouse://u:s3cret@h",),
+        ("kernels", "clickhouses://u:s3cret@h"),
+        ("kernels", "--window", "ClickHouse://u:s3cret@h"),
+        ("migrate", "clickhouse://u:s3cret@h"),
+        ("--before", "1", "--after", "2", "--map", "clickhouse://u:s3cret@h"),
+    ],
+)
+def test_kdiff_repeats_no_password_wherever_it_stands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    done = kdiff(monkeypatch, capsys, *arguments)
+    assert done.code == 2
+    assert "s3cret" not in done.out + done.err
+    assert done.err.startswith("kdiff: the address ") or "is no address of a server" in done.err
+    assert done.err.count("\n") == 1
