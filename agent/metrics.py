@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kdiff.agent.errors import AgentError
@@ -53,9 +55,24 @@ def of_summary(summary: Summary) -> dict[str, Any]:
             "executions": summary.device.lost,
             "full_disk": summary.dropped,
         },
+        "launches": summary.launches,
+        "unresolved": summary.unresolved_launches,
+        "kernels": summary.kernels,
+        "executions": summary.device.executions,
+        "windows": {"opened": summary.device.windows, "skipped": summary.device.skipped},
         "drain_lag_s": summary.drain_lag_ns / 1e9,
         "attached_probes": summary.attached_probes,
+        "cpu_s": summary.cpu_s,
+        "resident_bytes": _resident_bytes(),
     }
+
+
+def _resident_bytes() -> int:
+    """Of this process, now."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 def serve(where: tuple[str, int], figures: Callable[[], Figures]) -> None:
@@ -93,11 +110,19 @@ def _families(now: Figures) -> Iterator[Any]:
     for kind, count in recorder.get("lost", {}).items():
         lost.add_metric([kind], count)
     yield lost
+    windows = CounterMetricFamily("kdiff_device_windows", "Windows of device time.", labels=["kind"])
+    for kind, count in recorder.get("windows", {}).items():
+        windows.add_metric([kind], count)
+    yield windows
     shed = CounterMetricFamily("kdiff_shed_rows", "Rows given up because the spool was full.", labels=["table"])
     for table, count in sorted(now.shed_rows.items()):
         shed.add_metric([table], count)
     yield shed
     for name, told, count in (
+        ("kdiff_launches", "Launches that were written.", recorder.get("launches", 0)),
+        ("kdiff_unresolved_launches", "Launches whose kernel has no name.", recorder.get("unresolved", 0)),
+        ("kdiff_executions", "Executions that the device timed.", recorder.get("executions", 0)),
+        ("kdiff_agent_cpu_seconds", "CPU time of the process that records.", recorder.get("cpu_s", 0)),
         ("kdiff_shipped_rows", "Rows that the server has confirmed.", now.shipped_rows),
         ("kdiff_shipped_segments", "Segments that the server has confirmed.", now.shipped_segments),
         ("kdiff_ship_retries", "Requests that were tried again.", now.retries),
@@ -111,5 +136,7 @@ def _families(now: Figures) -> Iterator[Any]:
         ("kdiff_last_ship_success_timestamp_seconds", "When the server last answered; 0: never.", now.last_success),
         ("kdiff_drain_lag_seconds", "The longest time between two reads of the ring.", recorder.get("drain_lag_s", 0)),
         ("kdiff_attached_probes", "Probes that are attached.", recorder.get("attached_probes", 0)),
+        ("kdiff_kernels", "Kernels seen since the start.", recorder.get("kernels", 0)),
+        ("kdiff_agent_resident_memory_bytes", "Memory of the process that records.", recorder.get("resident_bytes", 0)),
     ):
         yield GaugeMetricFamily(name, told, value=value)

@@ -56,6 +56,18 @@ def store(server: StandIn) -> Ask:
     return ask
 
 
+EXPECTED = {
+    "kdiff_launches_total": 5,
+    "kdiff_unresolved_launches_total": 2,
+    "kdiff_kernels": 3,
+    "kdiff_attached_probes": 3,
+    "kdiff_agent_cpu_seconds_total": 1.5,
+    "kdiff_executions_total": 11,
+    'kdiff_device_windows_total{kind="opened"}': 4,
+    'kdiff_device_windows_total{kind="skipped"}': 1,
+}
+
+
 class Running:
     """The keeper of one spool."""
 
@@ -152,10 +164,14 @@ def test_what_the_bound_allows_survives_an_outage_and_what_it_does_not_is_counte
         assert store("SELECT sum(launches) FROM kernel_minutes") == store(
             "SELECT countIf(kind != 'sync') FROM cuda_events"
         )
-        keeper.process.stdin.write(json.dumps(of_summary(Summary(events=7, attached_probes=3))) + "\n")
+        summary = Summary(events=7, launches=5, unresolved_launches=2, kernels=3, attached_probes=3, cpu_s=1.5)
+        summary.device.executions, summary.device.windows, summary.device.skipped = 11, 4, 1
+        keeper.process.stdin.write(json.dumps(of_summary(summary)) + "\n")
         keeper.process.stdin.flush()
         eventually(lambda: b"kdiff_events_total 7.0" in metrics(port))
-        assert b"kdiff_attached_probes 3.0" in metrics(port)
+        told = dict(line.rsplit(" ", 1) for line in metrics(port).decode().splitlines() if not line.startswith("#"))
+        assert {name: float(told[name]) for name in told if name in EXPECTED} == EXPECTED
+        assert 10e6 < float(told["kdiff_agent_resident_memory_bytes"]) < 4e9
         said = keeper.end()
     assert said.count("the oldest rows are given up and counted as lost") == 1
     assert said.count("nothing listens on") <= 2
