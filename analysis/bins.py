@@ -18,6 +18,8 @@ from kdiff.analysis.quantiles import DEVICE_TICK_NS, MIN_LEVELS, TICK_SHARE
 EXACT_NS: Final = 200
 WIDTH: Final = 1.005
 _MOST: Final = 7_600  # what lies above is longer than 64 bits can say, and no bin of an int64
+LAST_BIN: Final = EXACT_NS + 1 + _MOST
+"""From this one on all bins stand for the same."""
 BOUND: Final = WIDTH**0.5 - 1
 """How far, as a share, a duration may lie from what its bin stands for; half a nanosecond of rounding comes to it."""
 _TICKS: Final = (DEVICE_TICK_NS, 64, 128, 256, 500, 512, 1000, 1024)

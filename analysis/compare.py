@@ -91,6 +91,7 @@ class _Doubt:
 
 def compare(before: Evidence, after: Evidence, options: Options) -> Report:
     """Compare two windows. Raises KdiffError where there is nothing to compare or a name names nothing."""
+    before, after = before.at(options.policy.quantile), after.at(options.policy.quantile)
     sides = {"before": before, "after": after}
     census = {side: evidence.census() for side, evidence in sides.items()}
     recordings = {side: evidence.recording() for side, evidence in sides.items()}

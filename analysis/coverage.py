@@ -44,12 +44,14 @@ def unrolled(window: Window, health: pa.Table, present: pa.Table) -> tuple[int, 
     last = (np.minimum(column(told, "to_ns", np.int64), window.to_ns) - 1) // MINUTE_NS
     begin = int(first.min())
     names, host = hosts_of(told)
-    place = {name: i for i, name in enumerate(names)}
     rolled = np.zeros((len(names), int(last.max()) - begin + 2), np.int32)
-    for row in present.to_pylist():
-        minute = row["minute_s"] * NS // MINUTE_NS - begin
-        if row["host"] in place and 0 <= minute < rolled.shape[1] - 1:
-            rolled[place[row["host"]], minute + 1] = 1
+    if present.num_rows:
+        known, its = hosts_of(present)
+        place = {name: i for i, name in enumerate(names)}
+        its = np.array([place.get(name, -1) for name in known])[its]
+        minute = column(present, "minute_s", np.int64) // (MINUTE_NS // NS) - begin
+        inside = (its >= 0) & (minute >= 0) & (minute < rolled.shape[1] - 1)
+        rolled[its[inside], minute[inside] + 1] = 1
     until = rolled.cumsum(axis=1, dtype=np.int32)
     bare = until[host, last - begin + 1] == until[host, first - begin]
     if not bare.any():

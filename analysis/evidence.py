@@ -3,162 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Literal
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from kdiff.analysis.bins import device_tick, durations_ns
 from kdiff.analysis.columns import column
+from kdiff.analysis.counts import GRAPHS, OF_HOST, UNNAMED, Counts, Metric, Recording
 from kdiff.analysis.coverage import covered_ns, hosts_of, unrolled
 from kdiff.analysis.device import DeviceRecording, Process, read_recording
-from kdiff.analysis.interval import Sample
-from kdiff.analysis.quantiles import Ordered, quantile
+from kdiff.analysis.histograms import Histograms
+from kdiff.analysis.quantiles import quantile
+from kdiff.analysis.values import Values, read_rows
 from kdiff.analysis.window import MINUTE_NS, Window, utc_short
 from kdiff.queries.errors import KdiffError
 from kdiff.queries.store import Params, Store
 from kdiff.queries.tables import KIND_GRAPH_LAUNCH, KIND_LAUNCH, KIND_SYNC
 
-Metric = Literal["device", "completion", "launch", "graph"]
-
-GRAPHS: Final = "(graph launches)"
-"""The name under which launches of graphs are listed: the host cannot tell one graph from another."""
-
-UNNAMED: Final = "(no name)"
+__all__ = [
+    "GRAPHS",
+    "UNNAMED",
+    "Counts",
+    "Evidence",
+    "Extent",
+    "Metric",
+    "Recording",
+    "extent",
+    "holdings",
+    "whole_window",
+]
 
 _MOST_KEYS: Final = 5_000
 _LAST_NS: Final = 2**63 // MINUTE_NS * MINUTE_NS
-
-_QUERIES: Final[dict[Metric, tuple[str, dict[str, str]]]] = {
-    "device": ("samples_device", {}),
-    "completion": ("samples_completion", {"kind": KIND_LAUNCH}),
-    "launch": ("samples_launch", {}),
-    "graph": ("samples_completion", {"kind": KIND_GRAPH_LAUNCH}),
-}
-
-
-# Of the roll-ups: the kind of row and the histograms that together hold a measure. The first are isolated launches.
-_BINS: Final[dict[Metric, tuple[str, tuple[str, ...]]]] = {
-    "device": ("device", ("device",)),
-    "completion": (KIND_LAUNCH, ("isolated", "shared")),
-    "launch": (KIND_LAUNCH, ("call",)),
-    "graph": (KIND_GRAPH_LAUNCH, ("isolated", "shared")),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What one kernel did in one window, in launches; `*_ns` are sums of time.
-
-    `keys` stand for its names in the store: more than one after a rename. `executions` were timed on the device,
-    `in_graphs` of them inside graphs; `device_runs` and `device_ns` are scaled to all of the time, each process's by
-    the share of it that was timed.
-    """
-
-    keys: tuple[int, ...] = ()
-    launches: int = 0
-    failed: int = 0
-    captured: int = 0
-    unresolved: int = 0
-    completions: int = 0
-    isolated: int = 0
-    timed: int = 0
-    isolated_ns: int = 0
-    launch_ns: int = 0
-    executions: int = 0
-    in_graphs: int = 0
-    device_runs: float = 0.0
-    device_ns: float = 0.0
-
-    @property
-    def seen(self) -> int:
-        """How often it was launched, whatever came of it, or was timed on the device."""
-        return max(self.launches, self.executions)
-
-    @property
-    def runs(self) -> float:
-        """How often it was launched or ran in the whole window; an estimate where only a part of it was timed."""
-        return max(float(self.launches), self.device_runs)
-
-    @property
-    def ran(self) -> int:
-        """How often it ran, as far as is known: by the device, or as launched by the host."""
-        return max(self.launches - self.failed - self.captured, self.executions)
-
-    def __add__(self, other: Counts) -> Counts:
-        sums = {name: getattr(self, name) + getattr(other, name) for name in _FIELDS}
-        return Counts(tuple(dict.fromkeys(self.keys + other.keys)), **sums)
-
-    def available(self, metric: Metric, isolated: bool) -> int:
-        """How many values of `metric` there are; `isolated` counts only launches alone between two syncs."""
-        if metric == "device":
-            return self.executions
-        if metric == "launch":
-            return self.timed
-        return self.isolated if isolated else self.completions
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """How well a window was recorded. Shares in [0, 1]; coverage is that of all hosts together, and of each."""
-
-    lost: int = 0
-    lost_launches: float = 0.0
-    lost_syncs: float = 0.0
-    coverage: float = 0.0
-    hosts: Mapping[str, float] = field(default_factory=dict)
-
-    def loss(self, with_syncs: bool) -> float | None:
-        """The share lost; where times end at syncs, lost syncs count as much. None where no agent recorded."""
-        if not self.hosts:
-            return None
-        return max(self.lost_launches, self.lost_syncs) if with_syncs else self.lost_launches
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Values:
-    """The values of one measure of one kernel in one window, and which are of isolated launches (None: not told)."""
-
-    sample: Sample
-    isolated: NDArray[np.bool_] | None = None
-
-    def choose(self, isolated: bool) -> Sample | None:
-        """All values, or those of isolated launches; None where there are none."""
-        sample = self.sample
-        if isolated and self.isolated is not None:
-            only = self.isolated
-            counts = None if sample.counts is None else sample.counts[only]
-            sample = Sample(
-                sample.durations_ns[only], sample.bucket[only], sample.buckets, counts, sample.tick, sample.binned
-            )
-        return sample if sample.size else None
-
-
-_FIELDS: Final = tuple(f.name for f in fields(Counts) if f.name != "keys")
-_DEVICE_FIELDS: Final = ("executions", "in_graphs", "device_runs", "device_ns")
-_HOST_FIELDS: Final = tuple(name for name in _FIELDS if name not in _DEVICE_FIELDS)
+_LATE: Final = 0.01  # what may arrive between two queries
 
 
 class Evidence:
     """One window of one store, optionally of one service ('' is all).
 
-    A window of two hours or more is narrowed to whole UTC minutes and read from the roll-ups, unless `exact`.
+    A window of two hours or more is narrowed to whole UTC minutes and read from the roll-ups, unless `exact`. Of their
+    durations only those from about the `quantile` on are read stretch by stretch: what a verdict about it needs.
     """
 
-    def __init__(self, store: Store, window: Window, service: str = "", exact: bool = False) -> None:
+    def __init__(
+        self, store: Store, window: Window, service: str = "", exact: bool = False, quantile: float = 0.99
+    ) -> None:
         """Nothing is read yet."""
         self.store = store
         self.window = window = window.whole_minutes()
+        self.exact = exact
         self.rolled = window.is_whole_minutes and not exact
         self.service = service
+        self.quantile = quantile
         self._params: dict[str, int | str | list[int]] = {
             "from_ns": window.from_ns,
             "to_ns": window.to_ns,
             "service": service,
         }
+
+    def at(self, quantile: float) -> Self:
+        """The same, to judge another quantile; nothing is read yet."""
+        return type(self)(self.store, self.window, self.service, self.exact, quantile)
 
     def query(self, name: str, params: Params | None = None) -> pa.Table:
         """Run queries/sql/`name`.sql for this window and service; `params` add to these. Raises StoreError.
@@ -175,14 +82,12 @@ class Evidence:
             for at in places
         )
 
-    def _query_counts(self, name: str) -> list[dict[str, Any]]:
-        """The rows of a query that the roll-ups answer as well, from these where they are used and kept.
+    def query_rolled(self, name: str, params: Params | None = None) -> pa.Table:
+        """A query that the roll-ups answer as well, from these where they are used and kept. Raises StoreError.
 
-        Over a capture counting the rows is the shorter way: there its roll-ups would be made for each query.
+        Over a capture reading the rows is the shorter way: there its roll-ups would be made for each query.
         """
-        rolled = self.rolled and self.store.expires
-        rows: list[dict[str, Any]] = self.query(f"minutes_{name}" if rolled else name).to_pylist()
-        return rows
+        return self.query(f"minutes_{name}" if self.rolled and self.store.expires else name, params)
 
     @cached_property
     def missing_rows(self) -> int:
@@ -195,12 +100,17 @@ class Evidence:
 
     @cached_property
     def missing_rollups(self) -> int:
-        """Launches and executions whose rows are there, but whose roll-ups are not. Raises StoreError.
+        """Launches and executions that roll-ups lack. Raises StoreError.
 
-        Looked for where an agent counted events and the roll-ups hold nothing of its host: rows are too many to count.
+        Launches that those of processes hold and those of kernels do not; else rows, where an agent counted events and
+        nothing of its host is rolled up: all of them are too many to count.
         """
         if not self.store.expires or not self.rolled:
             return 0
+        seen = sum(row["launches"] for row in self.processes)
+        lacking: int = seen - sum(row["launches"] for row in self._calls)
+        if lacking > _LATE * seen:
+            return lacking
         bare = unrolled(self.window, self._health, self.query("minutes_present"))
         return max(0, -self._rolled_more(*bare)) if bare else 0
 
@@ -212,10 +122,10 @@ class Evidence:
     def census(self) -> dict[str, Counts]:
         """Counts by kernel name; launches of graphs under GRAPHS. Raises StoreError."""
         counts: dict[str, Counts] = {}
-        for row in self._query_counts("census"):
+        for row in self._calls:
             graph = row["kind"] == KIND_GRAPH_LAUNCH
             name = GRAPHS if graph else row["kernel_name"] or UNNAMED
-            counts[name] = Counts((row["kernel_key"],), **{field: row[field] for field in _HOST_FIELDS})
+            counts[name] = Counts((row["kernel_key"],), **{field: row[field] for field in OF_HOST})
         for row in self._executions:
             scale = self.device.scale((row["host"], row["pid"]))
             name = row["kernel_name"] or UNNAMED
@@ -230,13 +140,27 @@ class Evidence:
         return counts
 
     @cached_property
+    def _calls(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.query_rolled("census").to_pylist()
+        return rows
+
+    @cached_property
     def _executions(self) -> list[dict[str, Any]]:
-        return self._query_counts("census_device")
+        rows: list[dict[str, Any]] = self.query_rolled("census_device").to_pylist()
+        return rows
 
     @property
     def timed(self) -> int:
         """Executions that the device timed. Raises StoreError."""
         return sum(row["executions"] for row in self._executions)
+
+    @property
+    def timed_processes(self) -> dict[int, Process]:
+        """The processes with executions that the device timed, by what stands for them in rows of executions.
+
+        Raises StoreError.
+        """
+        return {row["process"]: (row["host"], row["pid"]) for row in self._executions}
 
     @property
     def timed_by(self) -> dict[Process, int]:
@@ -250,7 +174,8 @@ class Evidence:
     @cached_property
     def processes(self) -> list[dict[str, Any]]:
         """The processes that launched, rows of queries/sql/processes.sql. Raises StoreError."""
-        return self._query_counts("processes")
+        rows: list[dict[str, Any]] = self.query_rolled("processes").to_pylist()
+        return rows
 
     @cached_property
     def device(self) -> DeviceRecording:
@@ -261,23 +186,25 @@ class Evidence:
         processes = self.processes if windows.num_rows or timed else []
         return read_recording(self.window, windows, processes, timed)
 
+    @cached_property
+    def missing_executions(self) -> int:
+        """Executions that the store knows from the roll-ups only. Raises StoreError."""
+        if not self.store.expires or not self.rolled:
+            return self.missing_rows
+        rows: int = self.query("executions_count").to_pylist()[0]["rows"]
+        return max(0, self.timed - rows)
+
     def kernels(self) -> list[dict[str, Any]]:
         """Launches, average and p99 of each kernel, host side and device side, in ns. Raises StoreError."""
-        rows = self._rolled_kernels() if self.rolled else self.query("kernels_between").to_pylist()
+        rows: list[dict[str, Any]] = self.query_rolled("kernels_between").to_pylist()
+        if self.rolled:
+            keys = {row["kernel_key"]: place for place, row in enumerate(rows)}
+            measures: tuple[Metric, ...] = ("completion", "device")
+            for metric in measures:
+                ordered = Histograms(self, metric, keys).ordered()
+                for place, row in enumerate(rows):
+                    row[f"{metric}_p99_ns"] = quantile(ordered[place], 0.99) if place in ordered else None
         return [row | {"kernel_name": row["kernel_name"] or UNNAMED} for row in rows]
-
-    def _rolled_kernels(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self.query("minutes_kernels").to_pylist()
-        keys = {row["kernel_key"]: place for place, row in enumerate(rows)}
-        measures: tuple[Metric, ...] = ("completion", "device")
-        for metric in measures:
-            values = self.values(metric, keys)
-            for place, row in enumerate(rows):
-                sample = values[place].sample if place in values else None
-                row[f"{metric}_p99_ns"] = (
-                    None if sample is None else quantile(Ordered.of(sample.durations_ns, sample.counts), 0.99)
-                )
-        return rows
 
     def recording(self) -> Recording:
         """Losses and coverage.
@@ -317,7 +244,7 @@ class Evidence:
         rows = self.query("event_counts", {"from_ns": from_ns, "to_ns": to_ns}).to_pylist()
         return {row["kind"]: row["events"] for row in rows}
 
-    def values(self, metric: Metric, keys: Mapping[int, int], outside: bool = False) -> dict[int, Values]:
+    def values(self, metric: Metric, keys: Mapping[int, int], outside: bool = False) -> Mapping[int, Values]:
         """The values of `metric` of the kernels in `keys` (kernel_key -> index), by index.
 
         Two keys with one index are one kernel. `outside`: of calls, without those in device windows of their process.
@@ -326,55 +253,8 @@ class Evidence:
         if not keys:
             return {}
         if self.rolled and not (outside and metric != "device"):
-            read = self._binned(metric, keys)
-        else:
-            read = self._rows(metric, keys, outside)
-        if not read.num_rows:
-            return {}
-        ordered = np.array(sorted(keys), dtype=np.uint64)
-        index = np.array([keys[int(key)] for key in ordered], dtype=np.int32)
-        codes = index[np.searchsorted(ordered, column(read, "kernel_key", np.uint64))]
-        values = column(read, "value", np.int64)
-        bucket = column(read, "bucket", np.int32)
-        names = read.column_names
-        isolated = column(read, "isolated", np.uint8).astype(np.bool_) if "isolated" in names else None
-        counts = column(read, "count", np.int64) if "count" in names else None
-        del read
-        order = np.argsort(codes, kind="stable")
-        present, starts = np.unique(codes[order], return_index=True)
-        pieces = np.split(order, starts[1:])
-        buckets, _ = self.window.buckets()
-        found = {}
-        for code, piece in zip(present, pieces, strict=True):
-            if counts is None:
-                sample = Sample(values[piece], bucket[piece], buckets)
-            else:  # bins hide the tick of the host's clock, if it has one
-                tick = device_tick(values[piece], counts[piece]) if metric == "device" else 1
-                sample = Sample(values[piece], bucket[piece], buckets, counts[piece], tick, binned=True)
-            found[int(code)] = Values(sample, None if isolated is None else isolated[piece])
-        return found
-
-    def _rows(self, metric: Metric, keys: Mapping[int, int], outside: bool) -> pa.Table:
-        """A value a row."""
-        asked: dict[str, int | str | list[int]] = {"bucket_ns": self.window.buckets()[1], "keys": sorted(keys)}
-        if metric != "device":
-            asked["outside"] = int(outside)
-        query, of_kind = _QUERIES[metric]
-        return self.query(query, asked | of_kind)
-
-    def _binned(self, metric: Metric, keys: Mapping[int, int]) -> pa.Table:
-        """A bin of a minute a row, and how often it was met."""
-        kind, histograms = _BINS[metric]
-        parts = []
-        for histogram in histograms:
-            asked: dict[str, int | str | list[int]] = {"kind": kind, "measure": histogram, "keys": sorted(keys)}
-            part = self.query("minutes_samples", asked | {"bucket_ns": self.window.buckets()[1]})
-            bins = column(part, "bin", np.uint16).astype(np.int64)
-            part = part.drop_columns("bin").append_column("value", pa.array(durations_ns(bins)))
-            if len(histograms) > 1:
-                part = part.append_column("isolated", pa.array(np.full(len(part), histogram == "isolated", np.uint8)))
-            parts.append(part)
-        return pa.concat_tables(parts)
+            return Histograms(self, metric, keys).values(self.quantile)
+        return read_rows(self, metric, keys, outside)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +38,9 @@ class Sample:
         counts: shape (m,), how many launches each entry stands for, >= 1; None: each is one.
         tick: the timer's tick in ns where the durations no longer show it; 0: they do.
         binned: each duration stands for those of a bin (see bins).
+        below: further durations, all below those in `durations_ns`, of which is not told when each began; None: none.
+            Quantiles that lie among them cannot be judged.
+        per_bucket: shape (T,), with `below`: how many of all durations began in each stretch.
 
     Raises:
         ValueError: if the shapes or the types are others, a duration is negative, or a bucket is outside [0, buckets).
@@ -48,11 +52,23 @@ class Sample:
     counts: NDArray[np.int64] | None = None
     tick: int = 0
     binned: bool = False
+    below: quantiles.Ordered | None = None
+    per_bucket: NDArray[np.float64] | None = None
 
     @property
     def size(self) -> int:
         """n, the number of launches."""
-        return self.durations_ns.size if self.counts is None else int(self.counts.sum())
+        above = self.durations_ns.size if self.counts is None else int(self.counts.sum())
+        return above + (self.below.size if self.below else 0)
+
+    @cached_property
+    def ordered(self) -> quantiles.Ordered:
+        """All durations, in order."""
+        above = quantiles.Ordered.of(self.durations_ns, self.counts)
+        if self.below is None:
+            return above
+        both = ((self.below.values, above.values), (self.below.counts, above.counts))
+        return quantiles.Ordered(*map(np.concatenate, both))
 
     def __post_init__(self) -> None:
         if self.durations_ns.ndim != 1 or self.durations_ns.shape != self.bucket.shape:
@@ -65,10 +81,15 @@ class Sample:
             raise ValueError("counts are a vector of positive integers as long as the durations")
         if self.buckets < 1:
             raise ValueError("a window has at least one bucket")
+        if (self.below is None) != (self.per_bucket is None):
+            raise ValueError("durations that are told as a whole come with how many began in each bucket")
         if self.durations_ns.size == 0:
             return
-        if int(self.durations_ns.min()) < 0:
+        least = int(self.durations_ns.min())
+        if least < 0:
             raise ValueError("a duration is not negative")
+        if self.below is not None and self.below.size and self.below.values[-1] >= least:
+            raise ValueError("durations that are told as a whole are below the others")
         if int(self.bucket.min()) < 0 or int(self.bucket.max()) >= self.buckets:
             raise ValueError(f"a bucket lies in [0, {self.buckets})")
 
@@ -129,7 +150,7 @@ class TailEstimate:
         critical = max(0.0, -float(stdtrit(self.nu, alpha)))
         low = self.q - critical * self.se
         lower = float(quantiles.quantile(self.ordered, low)) if low > 0.0 else -math.inf
-        first = int(np.searchsorted(self.evidence, critical))
+        first = int(self.evidence.searchsorted(critical))
         upper = float(self.steps[first]) if first < self.steps.size else math.inf
         return lower, upper
 
@@ -172,22 +193,26 @@ def tail_estimate(sample: Sample, q: float) -> TailEstimate:
     any random number.
 
     Raises:
-        ValueError: if the sample is empty or q is not in (0, 1).
+        ValueError: if the sample is empty, q is not in (0, 1), or its quantile lies in `below`.
     """
     n = sample.size
     if not 0.0 < q < 1.0:
         raise ValueError(f"the quantile lies in (0, 1), not {q}")
     if n == 0:
         raise ValueError("a quantile needs at least one value")
-    ordered = quantiles.Ordered.of(sample.durations_ns, sample.counts)
+    ordered = sample.ordered
     value = quantiles.quantile(ordered, q)
+    if sample.below is not None and sample.below.size and value <= sample.below.values[-1]:
+        raise ValueError(f"the {q}-quantile lies among the durations that are told as a whole")
     counts = np.ones(1) if sample.counts is None else sample.counts.astype(np.float64)
     counts = np.broadcast_to(counts, sample.bucket.shape)
 
     def per_bucket_of(chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
         return np.bincount(sample.bucket[chosen], counts[chosen], sample.buckets).astype(np.float64)
 
-    per_bucket = np.bincount(sample.bucket, counts, sample.buckets).astype(np.float64)
+    per_bucket = sample.per_bucket
+    if per_bucket is None:
+        per_bucket = np.bincount(sample.bucket, counts, sample.buckets).astype(np.float64)
     # Empty buckets carry no information: production gaps must not add degrees of freedom.
     busy = per_bucket > 0
     filled = int(busy.sum())
@@ -239,8 +264,12 @@ def ratio_interval(before: TailEstimate, after: TailEstimate, alpha: float) -> R
     even out by chance: the limits are moved by all of it.
     """
     tick = joint_quantum(before, after)
-    found = mover(_logs(before, alpha, tick), _logs(after, alpha, tick))
-    rounding = before.rounding(alpha) + after.rounding(alpha)
+    logs, rounding = [], 0.0
+    for estimate in (before, after):
+        limits = estimate.limits(alpha)
+        logs.append(_logs(estimate.value, *limits, tick))
+        rounding += bins.rounding(*limits) if estimate.binned else 0.0
+    found = mover(*logs)
     return RatioLimits(found.log_ratio, found.low - rounding, found.high + rounding)
 
 
@@ -254,10 +283,9 @@ def mover(before: tuple[float, float, float], after: tuple[float, float, float])
     return RatioLimits(theta, low, high)
 
 
-def _logs(estimate: TailEstimate, alpha: float, tick: int) -> tuple[float, float, float]:
-    lower, upper = estimate.limits(alpha)
+def _logs(value: int, lower: float, upper: float, tick: int) -> tuple[float, float, float]:
     log_lower = math.log(max(lower, tick)) if lower > -math.inf else -math.inf
-    return math.log(max(estimate.value, tick)), log_lower, math.log(max(upper, tick))
+    return math.log(max(value, tick)), log_lower, math.log(max(upper, tick))
 
 
 def cosines(size: int, nu: int) -> NDArray[np.float64]:

@@ -18,9 +18,16 @@ from kdiff.analysis.columns import column
 from kdiff.analysis.evidence import Evidence
 from kdiff.analysis.interval import Sample
 from kdiff.analysis.share import Share
+from kdiff.queries.store import Params
 
-MAX_EXECUTIONS: Final = 1_000_000
-"""With more in a window, whole stretches of time are left out evenly."""
+MAX_EXECUTIONS: Final = 250_000
+"""With more in a window, slices of its stretches are left out evenly."""
+MOST_EXECUTIONS: Final = 1_000_000
+"""The same where they lie in few slices: LEAST_SLICES of those that were timed are read, or this many executions."""
+LEAST_SLICES: Final = 60
+SLICE_NS: Final = 1_000_000_000
+"""The least length of a slice; long beside executions, which are not cut where it begins or ends."""
+_SPREAD: Final = 2_654_435_769  # 2^32 over the golden ratio: multiples of it fill 2^32 evenly, in step with no period
 
 
 class Sweep(NamedTuple):
@@ -88,19 +95,19 @@ def read_activity(evidence: Evidence, keys: Mapping[int, int]) -> Activity | Non
     None if nothing was timed, or if the rows are gone: roll-ups do not tell. Raises StoreError.
     """
     timed = evidence.timed
-    if not timed or evidence.missing_rows:
+    if not timed or evidence.missing_executions:
         return None
     buckets, width = evidence.window.buckets()
-    every = max(1, -(-timed // MAX_EXECUTIONS))
-    table = evidence.query("executions", {"bucket_ns": width, "every": every})
+    slices = _Slices.of(evidence, timed)
+    table = evidence.query("executions", slices.params)
     if not table.num_rows:
         return None
     start = column(table, "start_ns", np.int64)
     duration = column(table, "duration_ns", np.int64)
     bucket = column(table, "bucket", np.int32)
-    devices, device = np.unique(column(table, "device", np.uint64), return_inverse=True)
+    devices, at, device = np.unique(column(table, "device", np.uint64), return_index=True, return_inverse=True)
     lanes, lane = np.unique(column(table, "lane", np.uint64), return_inverse=True)
-    covered = _covered(evidence, devices, buckets, width, every)
+    covered = _covered(evidence, column(table, "process", np.uint64)[at], slices)
     of_devices = sweep(device, start, start + duration, len(devices))
     busy = Share(_busy(of_devices, buckets, width), covered.sum(axis=0))
 
@@ -130,21 +137,67 @@ def read_activity(evidence: Evidence, keys: Mapping[int, int]) -> Activity | Non
     return Activity(kernels, busy)
 
 
-def _covered(
-    evidence: Evidence, devices: NDArray[np.uint64], buckets: int, width: int, every: int
-) -> NDArray[np.float64]:
-    """How long each device was timed in each stretch that was read, shape (devices, buckets), ns."""
-    covered = np.zeros((len(devices), buckets))
-    edges = np.arange(buckets + 1) * float(width)
-    for row in evidence.query("devices").to_pylist():
-        stretches = evidence.device.stretches.get((row["host"], row["pid"]))
-        place = int(np.searchsorted(devices, np.uint64(row["device"])))
-        if stretches is None or place == len(devices) or devices[place] != row["device"] or not len(stretches):
+@dataclass(frozen=True, slots=True)
+class _Slices:
+    """What of a window is read.
+
+    Attributes:
+        buckets, width_ns: its stretches.
+        each: slices in a stretch.
+        chosen: of 2^32 the part that is read.
+    """
+
+    buckets: int
+    width_ns: int
+    each: int
+    chosen: int
+
+    @classmethod
+    def of(cls, evidence: Evidence, timed: int) -> _Slices:
+        """Of a window with `timed` executions."""
+        buckets, width = evidence.window.buckets()
+        each = max(1, width // SLICE_NS)
+        device = evidence.device
+        held = device.covered_ns / max(1, len(device.stretches)) / (width / each)
+        share = max(MAX_EXECUTIONS / timed, min(MOST_EXECUTIONS / timed, LEAST_SLICES / max(held, 1.0)))
+        return cls(buckets, width, each, int(2**32 * min(1.0, share)))
+
+    @property
+    def slice_ns(self) -> int:
+        """Length of a slice; the last one of a stretch may be shorter."""
+        return -(-self.width_ns // self.each)
+
+    @property
+    def params(self) -> Params:
+        """For queries/sql/executions.sql."""
+        sizes = {"bucket_ns": self.width_ns, "slices": self.each, "slice_ns": self.slice_ns, "chosen": self.chosen}
+        return dict(sizes)
+
+    def bounds(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Of each slice that is read its stretch, its start and its end, ns since the window began; shapes (n,)."""
+        number = np.arange(self.buckets * self.each)
+        number = number[(number * _SPREAD & 0xFFFF_FFFF) < self.chosen]
+        bucket = number // self.each
+        start = bucket * self.width_ns + number % self.each * self.slice_ns
+        return bucket, start, np.minimum(start + self.slice_ns, (bucket + 1) * self.width_ns)
+
+
+def _covered(evidence: Evidence, processes: NDArray[np.uint64], slices: _Slices) -> NDArray[np.float64]:
+    """How long each device, of the process given, was timed in each stretch, as far as it was read, in ns.
+
+    Shapes (devices,) to (devices, buckets).
+    """
+    covered = np.zeros((len(processes), slices.buckets))
+    bucket, start, end = slices.bounds()
+    known = evidence.timed_processes
+    for place, process in enumerate(processes):
+        stretches = evidence.device.stretches.get(known.get(int(process), ("", 0)))
+        if stretches is None or not len(stretches):
             continue
         ends = (stretches - evidence.window.from_ns).ravel().astype(np.float64)
         timed = np.concatenate([[0.0], np.cumsum(np.diff(ends) * (np.arange(ends.size - 1) % 2 == 0))])
-        covered[place] += np.diff(np.interp(edges, ends, timed))
-    covered[:, np.arange(buckets) % every != 0] = 0.0
+        read = np.interp(end, ends, timed) - np.interp(start, ends, timed)
+        covered[place] += np.bincount(bucket, read, slices.buckets)
     return covered
 
 

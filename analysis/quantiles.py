@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,10 +46,13 @@ def rank(n: int, p: float) -> int:
         raise ValueError("a quantile needs at least one value")
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"a probability lies in [0, 1], not {p}")
+    near = p * n
+    if abs(near - round(near)) > 1e-9 * (n + 1.0):  # far from where rounding would matter
+        return max(1, math.ceil(near))
     return max(1, math.ceil(Fraction(repr(float(p))) * n))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Ordered:
     """Values in order, each distinct one once.
 
@@ -76,11 +80,15 @@ class Ordered:
     @property
     def size(self) -> int:
         """How many values there are, n."""
-        return int(self.counts.sum())
+        return int(self._until[-1]) if self._until.size else 0
+
+    @cached_property
+    def _until(self) -> NDArray[np.int64]:
+        return np.cumsum(self.counts)
 
     def at(self, place: int) -> int:
         """The `place`-th smallest, counted from 1 to n."""
-        return int(self.values[np.searchsorted(np.cumsum(self.counts), place)])
+        return int(self.values[self._until.searchsorted(place)])
 
 
 def quantile(ordered: Ordered, p: float) -> int:

@@ -13,10 +13,10 @@ from kdiff.queries.deletion import ENDS, NAMES, Selection
 from kdiff.queries.errors import StoreError
 from kdiff.queries.printable import printable
 from kdiff.queries.server import explained
+from kdiff.queries.tables import ROLLUPS
 
 NS: Final = 1_000_000_000
 _POLL_S: Final = 0.2
-_ROLLUPS: Final = ("kernel_minutes", "kernel_totals")
 _DISTRIBUTED: Final = re.compile(r"Distributed\('([^']+)', '([^']+)', '([^']+)'")
 
 
@@ -80,7 +80,7 @@ class ServerDeletion:
             for table, column in ENDS.items()
         }
         old = f"toUnixTimestamp(minute) < {before // NS}"
-        return conditions | dict.fromkeys(_ROLLUPS, old) | {NAMES: "1"}
+        return conditions | dict.fromkeys(ROLLUPS, old) | {NAMES: "1"}
 
     def _ours(self) -> str:
         from clickhouse_connect.driver.binding import format_str

@@ -17,7 +17,7 @@ from typing import Any, Final
 from kdiff.queries.errors import StoreError
 from kdiff.queries.printable import printable
 from kdiff.queries.store import load_sql
-from kdiff.queries.tables import TABLES
+from kdiff.queries.tables import ROLLUPS, TABLES
 
 RAW_DAYS: Final = 7
 ROLLUP_DAYS: Final = 396  # 13 months
@@ -28,7 +28,7 @@ _REMEMBERED: Final = 1_000_000
 _REPLICATED: Final = 50_000
 _REMEMBERED_S: Final = 7 * 86_400
 _RAW: Final = ("cuda_events", "kernel_executions")
-_KEPT: Final = ("device_windows", "kernels", "agent_health", "shipped_segments", "kernel_minutes", "kernel_totals")
+_KEPT: Final = ("device_windows", "kernels", "agent_health", "shipped_segments", *ROLLUPS)
 # What a Distributed table spreads rows by: the rows of a GPU lie on one shard, where its roll-ups are made.
 _SHARDED_BY: Final = {
     "cuda_events": "cityHash64(host, gpu_uuid)",
@@ -39,6 +39,7 @@ _SHARDED_BY: Final = {
     "shipped_segments": "cityHash64(segment)",
     "kernel_minutes": "cityHash64(host, gpu_uuid)",
     "kernel_totals": "cityHash64(kernel_name)",
+    "process_minutes": "cityHash64(host)",
     "schema_versions": "version",
 }
 _VERSIONS: Final = """CREATE TABLE IF NOT EXISTS schema_versions{suffix}{on_cluster}

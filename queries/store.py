@@ -30,9 +30,6 @@ from kdiff.queries.printable import printable
 from kdiff.queries.segments_read import SUFFIX, scan
 from kdiff.queries.tables import TABLES
 
-ROLLUPS: Final = ("rollup_events", "rollup_executions")
-"""The queries that make rows of kernel_minutes."""
-
 Params = Mapping[str, int | str | list[int]]
 
 _ATTEMPTS: Final = 5
@@ -170,8 +167,6 @@ class CaptureStore:
             source = f"file('{folder / f'*{SUFFIX}'}', 'Parquet', '{columns}')"
             self._client.command(f"CREATE VIEW {database}.{table} AS SELECT * FROM {source}")
         self._client.database = database
-        rollups = " UNION ALL ".join(f"SELECT * FROM ({load_sql(name)})" for name in ROLLUPS)
-        self._client.command(f"CREATE VIEW {database}.kernel_minutes AS {rollups}")
         self._client.command(f"CREATE VIEW {database}.kernel_bins AS {load_sql('bins_of_rows')}")
         return database
 

@@ -127,6 +127,9 @@ AGENT_HEALTH: Final = pa.schema(
     ]
 )
 
+ROLLUPS: Final = ("kernel_minutes", "kernel_totals", "process_minutes")
+"""The tables of a server that hold whole minutes, by queries/schema."""
+
 TABLES: Final[dict[str, pa.Schema]] = {
     "cuda_events": CUDA_EVENTS,
     "kernel_executions": KERNEL_EXECUTIONS,

@@ -31,12 +31,10 @@ CREATE TABLE IF NOT EXISTS kernel_minutes{suffix}{on_cluster}
     executions SimpleAggregateFunction(sum, UInt64) CODEC(T64, ZSTD(1)), -- this and the next two: of kind device
     in_graphs SimpleAggregateFunction(sum, UInt64) CODEC(T64, ZSTD(1)),
     device_ns SimpleAggregateFunction(sum, Int64) CODEC(T64, ZSTD(1)),
-    first_ns SimpleAggregateFunction(min, Int64) CODEC(Delta, ZSTD(1)),
-    last_ns SimpleAggregateFunction(max, Int64) CODEC(Delta, ZSTD(1)),
-    isolated_bins SimpleAggregateFunction(sumMap, Map(UInt16, UInt64)) CODEC(ZSTD(1)), -- completions alone between syncs
-    shared_bins SimpleAggregateFunction(sumMap, Map(UInt16, UInt64)) CODEC(ZSTD(1)), -- completions of launches that share one
-    call_bins SimpleAggregateFunction(sumMap, Map(UInt16, UInt64)) CODEC(ZSTD(1)), -- time in the host call
-    device_bins SimpleAggregateFunction(sumMap, Map(UInt16, UInt64)) CODEC(ZSTD(1)) -- device start to device end
+    isolated_bins SimpleAggregateFunction(sumMap, Map(UInt16, UInt64)) CODEC(T64, ZSTD(1)), -- completions alone between syncs
+    shared_bins SimpleAggregateFunction(sumMap, Map(UInt16, UInt64)) CODEC(T64, ZSTD(1)), -- completions of launches that share one
+    call_bins SimpleAggregateFunction(sumMap, Map(UInt16, UInt64)) CODEC(T64, ZSTD(1)), -- time in the host call
+    device_bins SimpleAggregateFunction(sumMap, Map(UInt16, UInt64)) CODEC(T64, ZSTD(1)) -- device start to device end
 )
 ENGINE = {replicated}AggregatingMergeTree
 PARTITION BY toYYYYMM(minute)

@@ -4,6 +4,7 @@ SELECT
     cityHash64(kernel_name) AS kernel_key,
     host,
     pid,
+    cityHash64(host, pid) AS process,
     count() AS executions,
     countIf(graph_id != 0) AS in_graphs,
     sum(duration_ns) AS device_ns

@@ -12,7 +12,7 @@ SELECT
     sum(minutes.timed) AS timed,
     sum(minutes.isolated_ns) AS isolated_ns,
     sum(minutes.launch_ns) AS launch_ns
-FROM kernel_minutes AS minutes
+FROM kernel_totals AS minutes
 WHERE kind IN ('launch', 'graph_launch')
     AND minute >= toDateTime(intDiv({from_ns:Int64}, 1000000000), 'UTC')
     AND minute < toDateTime(intDiv({to_ns:Int64}, 1000000000), 'UTC')

@@ -2,7 +2,7 @@
 SELECT
     host,
     toInt64(toUnixTimestamp(minute)) AS minute_s
-FROM kernel_minutes
+FROM process_minutes
 WHERE minute >= toDateTime(intDiv({from_ns:Int64}, 1000000000), 'UTC')
     AND minute < toDateTime(intDiv({to_ns:Int64}, 1000000000), 'UTC')
     AND ({service:String} = '' OR service = {service:String})

@@ -5,7 +5,7 @@ SELECT
 FROM
 (
     SELECT sum(launches) + sum(executions) AS rolled, toUInt64(0) AS raw
-    FROM kernel_minutes
+    FROM process_minutes
     WHERE minute >= toDateTime(intDiv({from_ns:Int64}, 1000000000), 'UTC')
         AND minute < toDateTime(intDiv({to_ns:Int64}, 1000000000), 'UTC')
         AND ({service:String} = '' OR service = {service:String})

@@ -30,8 +30,6 @@ SELECT
     toUInt64(0) AS executions,
     toUInt64(0) AS in_graphs,
     toInt64(0) AS device_ns,
-    min(timestamp_ns) AS first_ns,
-    max(timestamp_ns) AS last_ns,
     sumMapIf(map(completion_bin, toUInt64(1)), sound AND events.completion_ns > 0 AND batch_launches = 1) AS isolated_bins,
     sumMapIf(map(completion_bin, toUInt64(1)), sound AND events.completion_ns > 0 AND batch_launches != 1) AS shared_bins,
     sumMapIf(map(call_bin, toUInt64(1)), sound AND returned AND duration_ns > 0) AS call_bins,

@@ -30,8 +30,6 @@ SELECT
     count() AS executions,
     countIf(graph_id != 0) AS in_graphs,
     sum(duration_ns) AS device_ns,
-    min(timestamp_ns) AS first_ns,
-    max(timestamp_ns) AS last_ns,
     CAST(map(), 'Map(UInt16, UInt64)') AS isolated_bins,
     CAST(map(), 'Map(UInt16, UInt64)') AS shared_bins,
     CAST(map(), 'Map(UInt16, UInt64)') AS call_bins,

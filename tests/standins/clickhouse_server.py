@@ -124,6 +124,7 @@ class Server(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # as the real one: an answer is two writes, and the second would wait for an ACK
     server: Server
 
     def log_message(self, *_: object) -> None:

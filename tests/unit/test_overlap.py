@@ -90,9 +90,10 @@ def ran(root: Path, name: str, first: int, step: int, duration: int, count: int,
     captures.write(root, "kernel_executions", captures.executions(name, times, duration, **columns), segment)
 
 
-def test_overlap_busy_and_queue_have_their_exact_values(tmp_path: Path) -> None:
+def test_overlap_busy_and_queue_have_their_exact_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each ms of a stream: `a` from 0 to 400 us; on another stream `b` from 300 to 900 us: 100 us of both."""
     count = 120_000
+    monkeypatch.setattr(overlap, "MAX_EXECUTIONS", 3 * count)
     ran(tmp_path, "a", 0, 1_000_000, 400_000, count, stream=7, queue_ns=3_001 + np.arange(count) % 2)
     ran(tmp_path, "b", 300_000, 1_000_000, 600_000, count, stream=8)
     # Neither another GPU nor another process runs beside these.
@@ -124,15 +125,37 @@ def test_shares_are_of_the_timed_time(tmp_path: Path) -> None:
     assert busy.whole.sum() == pytest.approx(12 * SECOND)
 
 
-def test_of_very_many_executions_whole_stretches_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_very_many_executions_some_slices_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran(tmp_path, "a", 0, 1_000_000, 400_000, 120_000, stream=7)
     ran(tmp_path, "b", 300_000, 1_000_000, 600_000, 120_000, stream=8)
     monkeypatch.setattr(overlap, "MAX_EXECUTIONS", 100_000)
     kernels, busy = activity(tmp_path)
-    assert busy.whole.sum() == 40 * SECOND
-    assert int((kernels["a"].overlap.whole > 0).sum()) == 40
+    assert busy.whole.sum() == overlap.LEAST_SLICES * SECOND
+    assert int((kernels["a"].overlap.whole > 0).sum()) == overlap.LEAST_SLICES
     assert kernels["a"].overlap.value == pytest.approx(0.25)
     assert busy.value == pytest.approx(0.9, rel=1e-4)
+
+
+def test_slices_are_not_in_step_with_device_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second of ten is timed over two hours; the device is busy for 0.2 of the first hour, for 0.6 of the second."""
+    window = Window(T0, T0 + 120 * MINUTE)
+    starts = T0 + 3 * SECOND + SECOND // 3 + 10 * SECOND * np.arange(720)
+    captures.write(tmp_path, "device_windows", captures.device_windows(starts, executions=100))
+    times = (starts[:, None] + SECOND // 100 * np.arange(100)).ravel()
+    durations = np.where(times < T0 + 60 * MINUTE, 2_000_000, 6_000_000)
+    captures.write(tmp_path, "kernel_executions", captures.executions("a", times, durations))
+    monkeypatch.setattr(overlap, "MAX_EXECUTIONS", 7_200)
+    monkeypatch.setattr(overlap, "LEAST_SLICES", 0)
+    with CaptureStore(tmp_path) as store:
+        evidence = Evidence(store, window)
+        [counts] = evidence.census().values()
+        found = read_activity(evidence, dict.fromkeys(counts.keys, 0))
+    assert found is not None
+    assert found.busy.whole.sum() == pytest.approx(72 * SECOND, rel=0.02)
+    assert 50 <= int((found.busy.whole > 0).sum()) <= 120
+    for half, share in ((slice(None, 60), 0.2), (slice(60, None), 0.6)):
+        assert found.busy.part[half].sum() == pytest.approx(share * found.busy.whole[half].sum(), rel=0.02)
+    assert found.busy.value == pytest.approx(0.4, rel=0.03)
 
 
 def share(value: float, noise: float, seed: int, stretches: int = 120) -> Share:

@@ -1,0 +1,167 @@
+"""The durations of a measure of many kernels, read from histograms: the longest by stretch, the others as a whole.
+
+The limits of a quantile rest on when the durations from it on began, a hundredth of all for a p99, and on how many
+began in each stretch. So the histograms of the whole window are read first, and then those bins of each stretch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from kdiff.analysis.bins import LAST_BIN, device_tick, durations_ns
+from kdiff.analysis.columns import column
+from kdiff.analysis.counts import Metric
+from kdiff.analysis.interval import Sample
+from kdiff.analysis.quantiles import Ordered, quantile, rank
+from kdiff.analysis.values import Source, Values, by_index, indices
+from kdiff.queries.errors import StoreError
+from kdiff.queries.store import Params
+from kdiff.queries.tables import KIND_GRAPH_LAUNCH, KIND_LAUNCH
+
+COMPLETION: Final = "completion"
+_MEASURES: Final[dict[Metric, tuple[str, str]]] = {
+    "device": ("device", "device"),
+    "completion": (KIND_LAUNCH, COMPLETION),
+    "launch": (KIND_LAUNCH, "call"),
+    "graph": (KIND_GRAPH_LAUNCH, COMPLETION),
+}
+"""The kind of call and the histogram that hold a measure."""
+_EVERY_BIN: Final = 65_535
+"""In place of a bin: all durations of the stretch."""
+_SPARE: Final = 0.05
+"""How much more than what lies above the quantile is read: what arrives between two queries may lower its bin."""
+_ATTEMPTS: Final = 3
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Whole:
+    """Of one kernel in the whole window: its bins, ascending, what they stand for, and how often each was met."""
+
+    bins: NDArray[np.int64]
+    ordered: Ordered
+
+    def floor(self, q: float) -> int:
+        """The bin from which on durations are read one by one to judge their q-quantile."""
+        value = quantile(self.ordered, max(0.0, q - _SPARE * (1.0 - q)))
+        return int(self.bins[np.searchsorted(self.ordered.values, value)])
+
+    def below(self, floor: int, size: int) -> Ordered | None:
+        """The bins below `floor`, which hold `size` durations by now; None where that cannot be."""
+        place = int(np.searchsorted(self.bins, floor))
+        counts = self.ordered.counts[:place].copy()
+        late = size - int(counts.sum())
+        if late:
+            if not place:
+                return None
+            counts[counts.argmax()] += late
+        return Ordered(self.ordered.values[:place], counts) if (counts > 0).all() else None
+
+
+class Histograms:
+    """One measure of the kernels in `keys` (kernel_key -> index) in a window of whole minutes."""
+
+    def __init__(self, source: Source, metric: Metric, keys: Mapping[int, int]) -> None:
+        """Nothing is read yet."""
+        self._source = source
+        self._metric = metric
+        self._keys = {key: keys[key] for key in sorted(keys)}
+        self._samples: dict[tuple[bool, float], dict[int, Sample]] = {}
+
+    def ordered(self) -> dict[int, Ordered]:
+        """The durations of each kernel in the whole window, by index. Raises StoreError."""
+        return {index: whole.ordered for index, whole in self._whole(isolated=False).items()}
+
+    def values(self, q: float) -> dict[int, Values]:
+        """Of every kernel, to judge its q-quantile; read once they are chosen from."""
+        return {index: _Binned(self, index, q) for index in self._keys.values()}
+
+    def sample(self, index: int, isolated: bool, q: float) -> Sample | None:
+        """As Values.choose. Those of all kernels are read at once. Raises StoreError."""
+        which = isolated and _MEASURES[self._metric][1] == COMPLETION, q
+        if which not in self._samples:
+            self._samples[which] = self._read(*which)
+        return self._samples[which].get(index)
+
+    def _query(self, name: str, isolated: bool, more: Params | None = None) -> pa.Table:
+        kind, measure = _MEASURES[self._metric]
+        asked: dict[str, int | str | list[int]] = {"kind": kind, "measure": measure, "isolated": int(isolated)}
+        return self._source.query_rolled(name, asked | {"keys": list(self._keys)} | dict(more or {}))
+
+    def _whole(self, isolated: bool) -> dict[int, _Whole]:
+        read = self._query("bins", isolated)
+        bins = np.minimum(column(read, "bin", np.uint16).astype(np.int64), LAST_BIN)
+        found = Ordered.of((indices(read, self._keys).astype(np.int64) << 16) + bins, column(read, "count", np.int64))
+        bins = found.values & 0xFFFF
+        durations = durations_ns(bins)
+        present, starts = np.unique(found.values >> 16, return_index=True)
+        ends = [*starts[1:], bins.size][: present.size]
+        return {
+            int(index): _Whole(bins[a:b], Ordered(durations[a:b], found.counts[a:b]))
+            for index, a, b in zip(present, starts, ends, strict=True)
+        }
+
+    def _read(self, isolated: bool, q: float) -> dict[int, Sample]:
+        for _ in range(_ATTEMPTS):
+            wholes = self._whole(isolated)
+            if not wholes:
+                return {}
+            found = self._tails(isolated, q, wholes)
+            if found is not None:
+                return found
+        raise StoreError(
+            f"the roll-ups of the window {self._source.window.brief()} change while they are read: "
+            "choose a window that has ended"
+        )
+
+    def _tails(self, isolated: bool, q: float, wholes: Mapping[int, _Whole]) -> dict[int, Sample] | None:
+        """The samples by index; None where what the window holds has changed too much since `wholes` was read."""
+        floors = {index: whole.floor(q) for index, whole in wholes.items()}
+        buckets, width = self._source.window.buckets()
+        asked: dict[str, int | str | list[int]] = {"bucket_ns": width}
+        read = self._query(
+            "tails", isolated, asked | {"floors": [floors.get(index, 0) for index in self._keys.values()]}
+        )
+        index, bucket = indices(read, self._keys), column(read, "bucket", np.int32)
+        bins, counts = column(read, "bin", np.uint16), column(read, "count", np.int64)
+        every = bins == _EVERY_BIN
+        per_bucket = np.bincount(
+            index[every].astype(np.int64) * buckets + bucket[every], counts[every], (max(wholes) + 1) * buckets
+        ).reshape(-1, buckets)
+        durations = durations_ns(np.minimum(bins.astype(np.int64), LAST_BIN))
+        single = np.flatnonzero(~every)
+        samples = {}
+        for one, places in by_index(index[single]):
+            if one not in wholes:
+                return None
+            rows = single[places]
+            below = wholes[one].below(floors[one], int(per_bucket[one].sum()) - int(counts[rows].sum()))
+            if below is None:
+                return None
+            ordered = wholes[one].ordered
+            # Bins hide the tick of the host's clock, if it has one.
+            tick = device_tick(ordered.values, ordered.counts) if self._metric == "device" else 1
+            samples[one] = sample = Sample(
+                durations[rows], bucket[rows], buckets, counts[rows], tick, True, below, per_bucket[one]
+            )
+            if rank(sample.size, q) <= below.size:
+                return None
+        return samples
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Binned:
+    """The values of one kernel."""
+
+    histograms: Histograms
+    index: int
+    q: float
+
+    def choose(self, isolated: bool) -> Sample | None:
+        """As in Values."""
+        return self.histograms.sample(self.index, isolated, self.q)

@@ -1,0 +1,46 @@
+-- As kernels_between, from the roll-ups of whole minutes, without p99: the reader takes it from the bins.
+SELECT
+    kernel_name,
+    cityHash64(kernel_name) AS kernel_key,
+    sum(totals.launches) AS launches,
+    sum(totals.completions) AS completions,
+    if(completions = 0, NULL, sum(totals.completion_ns) / completions) AS completion_avg_ns,
+    sum(totals.executions) AS executions,
+    if(executions = 0, NULL, device_total_ns / executions) AS device_avg_ns,
+    sum(totals.device_ns) AS device_total_ns,
+    min(totals.first_ns) AS first_ns,
+    max(totals.last_ns) AS last_ns
+FROM
+(
+    SELECT
+        kernel_name,
+        if(kind = 'launch', ran, 0) AS launches,
+        if(kind = 'launch', completions, 0) AS completions,
+        if(kind = 'launch', completion_ns, 0) AS completion_ns,
+        executions,
+        device_ns,
+        toInt64(9223372036854775807) AS first_ns,
+        toInt64(-9223372036854775808) AS last_ns
+    FROM kernel_totals
+    WHERE kind IN ('launch', 'device')
+        AND minute >= toDateTime(intDiv({from_ns:Int64}, 1000000000), 'UTC')
+        AND minute < toDateTime(intDiv({to_ns:Int64}, 1000000000), 'UTC')
+        AND ({service:String} = '' OR service = {service:String})
+    UNION ALL
+    SELECT
+        kernel_name,
+        toUInt64(0) AS launches,
+        toUInt64(0) AS completions,
+        toInt64(0) AS completion_ns,
+        toUInt64(0) AS executions,
+        toInt64(0) AS device_ns,
+        first_ns,
+        last_ns
+    FROM process_minutes
+    WHERE kind IN ('launch', 'device')
+        AND minute >= toDateTime(intDiv({from_ns:Int64}, 1000000000), 'UTC')
+        AND minute < toDateTime(intDiv({to_ns:Int64}, 1000000000), 'UTC')
+        AND ({service:String} = '' OR service = {service:String})
+) AS totals
+GROUP BY kernel_name
+ORDER BY device_total_ns DESC, launches DESC, kernel_name
