@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from kdiff.analysis import recorded
+from kdiff.analysis.at_once import of_both
 from kdiff.analysis.calibration import Excess, read_excess
 from kdiff.analysis.configuration import explain_launches
 from kdiff.analysis.evidence import GRAPHS, Counts, Evidence, Recording, holdings
@@ -93,8 +94,9 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
     """Compare two windows. Raises KdiffError where there is nothing to compare or a name names nothing."""
     before, after = before.at(options.policy.quantile), after.at(options.policy.quantile)
     sides = {"before": before, "after": after}
-    census = {side: evidence.census() for side, evidence in sides.items()}
-    recordings = {side: evidence.recording() for side, evidence in sides.items()}
+    counted = dict(zip(sides, of_both(before, after, lambda its: (its.census(), its.recording())), strict=True))
+    census = {side: found[0] for side, found in counted.items()}
+    recordings = {side: found[1] for side, found in counted.items()}
     for side, evidence in sides.items():
         if not evidence.rolled and (gone := evidence.missing_rows):
             raise KdiffError(f"of the {side} window {evidence.window.brief()} {recorded.only_rolled_up(gone)}")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kdiff.analysis.at_once import of_both
 from kdiff.analysis.evidence import Evidence
 from kdiff.analysis.measure import Plan
 from kdiff.analysis.report import KernelReport
@@ -56,10 +57,12 @@ def explain_launches(
     }
     if not asked or not before.timed or not after.timed:
         return list(rows)
-    usual = [
-        read_configurations(evidence, {key: i for i in asked for key in getattr(plans[i].pair, side).keys})
-        for evidence, side in ((before, "before"), (after, "after"))
-    ]
+
+    def read(evidence: Evidence) -> dict[int, Configuration]:
+        sides = ((i, plans[i].pair.before if evidence is before else plans[i].pair.after) for i in asked)
+        return read_configurations(evidence, {key: i for i, counts in sides for key in counts.keys})
+
+    usual = of_both(before, after, read)
     told = list(rows)
     for index in asked:
         one, other = usual[0].get(index), usual[1].get(index)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from kdiff.analysis.at_once import of_both
 from kdiff.analysis.evidence import GRAPHS, Counts, Evidence, Metric
 from kdiff.analysis.interval import Sample
 from kdiff.analysis.pairing import Pair
@@ -103,15 +104,19 @@ def unlike(before: Evidence, after: Evidence) -> bool:
 def gather(before: Evidence, after: Evidence, plans: Sequence[Plan]) -> Samples:
     """The samples of every plan by its index: one read for each window and measure."""
     outside = unlike(before, after)
-    found: list[dict[int, Sample | None]] = [{}, {}]
-    for samples, evidence, side in zip(found, (before, after), ("before", "after"), strict=True):
+
+    def read(evidence: Evidence) -> dict[int, Sample | None]:
+        samples = {}
         for metric in sorted({plan.metric for plan in plans if plan.metric}):
             keys = {
                 key: index
                 for index, plan in enumerate(plans)
                 if plan.metric == metric
-                for key in getattr(plan.pair, side).keys
+                for key in (plan.pair.before if evidence is before else plan.pair.after).keys
             }
             for index, values in evidence.values(metric, keys, outside).items():
                 samples[index] = values.choose(plans[index].isolated)
+        return samples
+
+    found = of_both(before, after, read)
     return {i: (found[0].get(i), found[1].get(i)) for i in range(len(plans))}

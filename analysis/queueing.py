@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kdiff.analysis.at_once import of_both
 from kdiff.analysis.evidence import GRAPHS, Evidence
 from kdiff.analysis.interval import Sample, ratio_interval, tail_estimate
 from kdiff.analysis.measure import Plan
@@ -42,7 +43,7 @@ class Played:
 
 def add_queue(before: Evidence, after: Evidence, plans: Sequence[Plan], rows: Sequence[KernelReport]) -> Played:
     """Add to each row, that of the plan at its place, how it ran among the others. Raises StoreError."""
-    activities = [_activity(evidence, side, plans) for evidence, side in ((before, "before"), (after, "after"))]
+    activities = of_both(before, after, lambda it: _activity(it, "before" if it is before else "after", plans))
     busy = tuple(None if activity is None else activity.busy.value for activity in activities)
     one, other = activities
     if one is None or other is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from threading import Lock
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -26,6 +27,7 @@ class ServerStore:
     def __init__(self, address: Address) -> None:
         """Connect and look at the schema. Raises StoreError with one sentence that names the mend."""
         self.address = address
+        self._reconnecting = Lock()
         self._client: Any = connection.connect(address)
         try:
             with explained(address):
@@ -46,6 +48,11 @@ class ServerStore:
         return []
 
     @property
+    def concurrent(self) -> bool:
+        """Several threads may ask at once."""
+        return True
+
+    @property
     def expires(self) -> bool:
         """The tables keep roll-ups for longer than rows."""
         return True
@@ -56,15 +63,19 @@ class ServerStore:
         Where the server goes away the query runs once more, on the next of its hosts that answers. Raises StoreError.
         """
         sql = load_sql(name)
+        client = self._open()
         try:
-            return self._ask(sql, params or {})
+            return self._ask(client, sql, params or {})
         except Exception as error:
             if not connection.is_lost(error):
                 raise connection.explain(error, self.address) from error
-        self.close()
-        self._client = connection.connect(self.address)
+        with self._reconnecting:
+            if self._client is client:  # no other thread has been here
+                self._client = connection.connect(self.address)
+                client.close()
+            client = self._open()
         with explained(self.address):
-            return self._ask(sql, params or {})
+            return self._ask(client, sql, params or {})
 
     def close(self) -> None:
         """Close the connection. Safe to repeat."""
@@ -78,8 +89,8 @@ class ServerStore:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.close()
 
-    def _ask(self, sql: str, params: Params) -> pa.Table:
-        return _strings(self._open().query_arrow(sql, parameters=dict(params), settings=dict(self._bounds)))
+    def _ask(self, client: Any, sql: str, params: Params) -> pa.Table:
+        return _strings(client.query_arrow(sql, parameters=dict(params), settings=dict(self._bounds)))
 
     def _open(self) -> Any:
         if self._client is None:

@@ -28,7 +28,7 @@ from kdiff.queries.address import Address, is_address
 from kdiff.queries.errors import StoreError
 from kdiff.queries.printable import printable
 from kdiff.queries.segments_read import SUFFIX, scan
-from kdiff.queries.tables import TABLES
+from kdiff.queries.tables import NULLABLE, TABLES
 
 Params = Mapping[str, int | str | list[int]]
 
@@ -54,6 +54,10 @@ class Store(Protocol):
     @property
     def warnings(self) -> list[str]:
         """What was skipped so far and why, one line each."""
+
+    @property
+    def concurrent(self) -> bool:
+        """Whether several threads may ask at once."""
 
     @property
     def expires(self) -> bool:
@@ -105,6 +109,11 @@ class CaptureStore:
     def warnings(self) -> list[str]:
         """What was skipped so far and why, one line each."""
         return self._warnings
+
+    @property
+    def concurrent(self) -> bool:
+        """No: the embedded engine does one thing at a time."""
+        return False
 
     @property
     def expires(self) -> bool:
@@ -162,7 +171,7 @@ class CaptureStore:
             for number, segment in enumerate(self._files.get(table, [])):
                 if window is None or segment.overlaps(*window):
                     (folder / f"{number:08d}{SUFFIX}").symlink_to(segment.path)
-            columns = ", ".join(f"{column.name} {engine_type(column.type)}" for column in schema)
+            columns = ", ".join(f"{column.name} {engine_type(column)}" for column in schema)
             # A glob that matches nothing is an empty table, because the columns are given.
             source = f"file('{folder / f'*{SUFFIX}'}', 'Parquet', '{columns}')"
             self._client.command(f"CREATE VIEW {database}.{table} AS SELECT * FROM {source}")
@@ -246,11 +255,15 @@ def capture_path(spec: str) -> Path:
         raise StoreError(f"{printable(spec)} names no home directory: write the path in full") from error
 
 
-def engine_type(kind: pa.DataType) -> str:
-    """The ClickHouse type of an Arrow column type. Raises KeyError for a type no table uses."""
+def engine_type(column: pa.Field) -> str:
+    """The ClickHouse type of a column. Raises KeyError for a type no table uses."""
+    kind = column.type
     if pa.types.is_dictionary(kind):
         return f"LowCardinality({_ENGINE_TYPES[kind.value_type]})"
-    return _ENGINE_TYPES[kind]
+    if pa.types.is_list(kind):
+        element = _ENGINE_TYPES[kind.value_type]
+        return f"Array(Nullable({element}))" if kind.value_field.nullable else f"Array({element})"
+    return f"Nullable({_ENGINE_TYPES[kind]})" if column.name in NULLABLE else _ENGINE_TYPES[kind]
 
 
 def _connect() -> Any:
