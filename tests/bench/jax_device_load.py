@@ -6,6 +6,7 @@ Prints `ready`, and at the end one line of JSON as torch_device_load.py does. Ne
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gzip
 import json
 import os
@@ -24,6 +25,7 @@ def main() -> None:
     parser.add_argument("--profile-at", type=float, default=1)
     parser.add_argument("--seconds", type=float, default=3)
     args = parser.parse_args()
+    faulthandler.enable()
     call = jax.jit(lambda value: value * 2 + 1)
     x = jnp.ones(64)
 

@@ -187,6 +187,7 @@ def outcome(process: subprocess.Popen[str], patience_s: float = 60) -> str:
         process.communicate()
         return "hung"
     if process.returncode:
+        print(f"  ended with status {process.returncode}: {err[-2000:]}", flush=True)
         return f"status {process.returncode}"
     said = [line for line in err.splitlines() if "kdiff" in line or "rror" in line]
     (seen, _), *_ = json.loads(out.splitlines()[-1])["profiled"]

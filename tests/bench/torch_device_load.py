@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import faulthandler
 import json
 import random
 import threading
@@ -187,6 +188,7 @@ def main() -> None:
     parser.add_argument("--hold", help="FROM:TO: subscribe to CUPTI then, in seconds, and give it back")
     parser.add_argument("--truth", type=Path, help="profile at the end and write the durations of each kernel here")
     args = parser.parse_args()
+    faulthandler.enable()
     step = serving(args.rounds) if args.load == "serving" else LOADS[args.load]()
     for _ in range(50):
         step()
