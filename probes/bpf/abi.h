@@ -49,6 +49,22 @@ static __always_inline u64 caller_of(u64 sp, u64 link_register)
 #endif
 }
 
+/*
+ * Whether a return address leads to where the kernel sends returns that anybody probes, which it puts in the place of
+ * the caller's after the entry probes have run: a breakpoint, or from Linux 6.11 on a stub that begins by saving rax,
+ * rcx and r11. On arm64 the link register that was read is not replaced.
+ */
+static __always_inline int leads_to_return_probes(u64 address)
+{
+#if defined(KDIFF_ARM64)
+    return 0;
+#else
+    u32 code = 0;
+    bpf_probe_read_user(&code, sizeof(code), (void *)address);
+    return (code & 0xff) == 0xcc || code == 0x53415150;
+#endif
+}
+
 /* Integer arguments seven to nine; returns the return address, which lies beside them. */
 static __always_inline u64 read_further(struct pt_regs *ctx, u64 sp, u64 *above)
 {

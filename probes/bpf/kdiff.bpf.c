@@ -178,7 +178,10 @@ static __always_inline int still_open(struct call *call, u8 role)
 {
     if (role & ROLE_RETURNS)
         return 1;
-    return bpf_ktime_get_ns() - call->event.timestamp_ns < 10000000 && caller_of(call->sp, call->caller) == call->caller;
+    if (bpf_ktime_get_ns() - call->event.timestamp_ns >= 10000000)
+        return 0;
+    u64 caller = caller_of(call->sp, call->caller);
+    return caller == call->caller || leads_to_return_probes(caller); /* another agent's */
 }
 
 int call_entry(struct pt_regs *ctx)

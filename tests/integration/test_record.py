@@ -389,15 +389,18 @@ def test_names_longer_than_a_record(tmp_path: Path) -> None:
     same_launches(recording, truth)
 
 
-def test_two_agents_at_once_see_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [[], ["--no-return"]])
+def test_two_agents_at_once_see_the_same(tmp_path: Path, options: list[str]) -> None:
     run = workload(*KERNELS, "--launches", 5003, "--syncs", 51, "--wait-before", 1.5, init_ms=150)
-    outer = agent_command(tmp_path / "outer", command=agent_command(tmp_path / "inner", command=run.command))
+    inner = agent_command(tmp_path / "inner", *options, command=run.command)
+    outer = agent_command(tmp_path / "outer", command=inner)
     done = subprocess.run(outer, env=host_environment(run), capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     for directory in ("inner", "outer"):
         recording = Recording(tmp_path / directory, 0, "")
         assert len(recording.launches) == 5003
         assert len(recording.events) == 5054
+        assert recording.lost == 0
 
 
 def test_a_further_recording_adds_to_the_capture(tmp_path: Path) -> None:
