@@ -12,11 +12,24 @@ from typing import Annotated, Final
 
 import typer
 
+from kdiff.agent.command_config import config_command
 from kdiff.agent.command_run import run_command
 from kdiff.agent.command_ship import ship_command
-from kdiff.agent.options import STATE, LayerOption, NoReturnOption, StateOption, tracing_of
+from kdiff.agent.errors import AgentError
+from kdiff.agent.options import (
+    STATE,
+    ExcludeOption,
+    GpuSamplesOption,
+    IncludeOption,
+    LayerOption,
+    NoReturnOption,
+    StateOption,
+    tracing_of,
+)
+from kdiff.agent.settings import PREFIX
 from kdiff.agent.terminal import RecordingProgress, tell
 from kdiff.probes.program import Layers
+from kdiff.queries.address import refuse_passwords
 from kdiff.queries.errors import KdiffError
 
 DEFAULT_DIRECTORY: Final = Path("kdiff-capture")
@@ -81,11 +94,15 @@ def record(
         ),
     ] = "",
     state: StateOption = STATE,
+    include: IncludeOption = None,
+    exclude: ExcludeOption = None,
+    gpu_samples: GpuSamplesOption = True,
 ) -> None:
     """Record launches and syncs of a command, of running processes, or of every process of the host."""
     from kdiff.agent.device_option import DeviceOption
     from kdiff.agent.recorder import Recorder
     from kdiff.agent.recording import Options
+    from kdiff.agent.selection import Selection
 
     if command and pid:
         raise typer.BadParameter("give --pid or a command, not both")
@@ -98,8 +115,22 @@ def record(
             f"--device-time {device_time} sets a command's windows; those of a process that runs are set by "
             "KDIFF_DEVICE_TIME in its own environment: give on, or nothing"
         )
+    selection = Selection.parse(include or (), exclude or ())
+    if selection and (command or pid):
+        raise AgentError("--include and --exclude choose among all processes: leave --pid and the command out")
     tracing = tracing_of(layer, no_return, device.listen)
-    options = Options(output, tuple(command or ()), frozenset(pid or ()), duration, service, tracing, state, device)
+    options = Options(
+        output,
+        tuple(command or ()),
+        frozenset(pid or ()),
+        duration,
+        service,
+        tracing,
+        state,
+        device,
+        selection,
+        gpu_samples,
+    )
     progress = RecordingProgress()
     summary = Recorder(options, progress.show, progress.announce).run()
     progress.end(summary, output)
@@ -111,7 +142,13 @@ app.command("ship", epilog="Example: kdiff-agent ship before --store clickhouse:
 )
 
 
-app.command("run", epilog="Example: kdiff-agent run --store clickhouse://writer@ch.example:8123/kdiff")(run_command)
+app.command(
+    "run",
+    context_settings={"auto_envvar_prefix": PREFIX},
+    epilog="Example: kdiff-agent run --store clickhouse://writer@ch.example:8123/kdiff",
+)(run_command)
+
+app.command("config", epilog="Example: kdiff-agent config --config agent.toml")(config_command)
 
 
 @app.command(epilog="Example: kdiff-agent doctor --pid 4242")
@@ -152,6 +189,8 @@ def device_library(
 def main() -> None:
     """Runs the command: an error is one sentence on stderr and exit code 2, unless KDIFF_DEBUG=1."""
     try:
+        if sys.argv[1:2] not in (["record"], ["doctor"]):  # those have a program's own arguments
+            refuse_passwords(sys.argv[2:])
         app()
     except KdiffError as error:
         _fail(str(error), error.code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -12,13 +13,24 @@ from typing import TYPE_CHECKING, Annotated, Final, Self
 import typer
 
 from kdiff.agent.command_ship import StoreOption, refuse_more, require_directory, store_address
-from kdiff.agent.options import STATE, LayerOption, NoReturnOption, StateOption, tracing_of
+from kdiff.agent.options import (
+    STATE,
+    ConfigOption,
+    ExcludeOption,
+    GpuSamplesOption,
+    IncludeOption,
+    LayerOption,
+    NoReturnOption,
+    StateOption,
+    tracing_of,
+)
 from kdiff.agent.terminal import RecordingProgress
 from kdiff.probes.program import Layers
 from kdiff.queries.address import masked
 
 if TYPE_CHECKING:
     from kdiff.agent.recording import Summary
+    from kdiff.agent.selection import Selection
 
 SPOOL: Final = Path("/var/lib/kdiff")
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -71,6 +83,27 @@ def size(text: str) -> int:
     return int(found[1]) * _UNITS[found[2].upper()]
 
 
+def checked(
+    output: Path, store: str, max_bytes: str, metrics: str, include: Sequence[str] | None, exclude: Sequence[str] | None
+) -> tuple[str, int, Selection]:
+    """The server's address ('' for none), the spool's bound in bytes, and which processes are recorded.
+
+    Raises KdiffError or typer.BadParameter for what `run` cannot be set to.
+    """
+    from kdiff.agent.metrics import place
+    from kdiff.agent.selection import Selection
+
+    require_directory(output)
+    address = store_address(store)
+    bound = size(max_bytes)
+    try:
+        if metrics:
+            place(metrics)
+    except ValueError as error:
+        raise typer.BadParameter(f"--metrics {error}") from error
+    return address, bound, Selection.parse(include or (), exclude or ())
+
+
 def run_command(
     context: typer.Context,
     output: Annotated[Path, typer.Option("-o", "--output", help="The spool, a capture directory.")] = SPOOL,
@@ -86,21 +119,17 @@ def run_command(
         Listening, typer.Option(help="Collect device times of processes that have the device library, or of none.")
     ] = Listening.ON,
     state: StateOption = STATE,
+    include: IncludeOption = None,
+    exclude: ExcludeOption = None,
+    gpu_samples: GpuSamplesOption = True,
+    config: ConfigOption = None,
 ) -> None:
     """Record every process of this host that uses CUDA until stopped, and ship what is recorded."""
-    from kdiff.agent.metrics import place
-
     refuse_more(context)
-    require_directory(output)
-    address = store_address(store)
-    bound = size(max_bytes)
-    try:
-        if metrics:
-            place(metrics)
-    except ValueError as error:
-        raise typer.BadParameter(f"--metrics {error}") from error
+    address, bound, selection = checked(output, store, max_bytes, metrics, include, exclude)
+    listen = device_time is Listening.ON
     with Ending() as ending:
-        _run(output, address, bound, metrics, service, layer, no_return, device_time is Listening.ON, state, ending)
+        _run(output, address, bound, metrics, service, layer, no_return, listen, state, gpu_samples, selection, ending)
 
 
 def _run(
@@ -113,6 +142,8 @@ def _run(
     no_return: bool,
     listen: bool,
     state: Path,
+    gpu_samples: bool,
+    selection: Selection,
     ending: Ending,
 ) -> None:
     from kdiff.agent.device_option import DeviceOption
@@ -122,7 +153,16 @@ def _run(
     from kdiff.agent.recording import Options
 
     tracing = tracing_of(layer, no_return, listen)
-    options = Options(output, service=service, tracing=tracing, state=state, device_time=DeviceOption(listen=listen))
+    device = DeviceOption(listen=listen)
+    options = Options(
+        output,
+        service=service,
+        tracing=tracing,
+        state=state,
+        device_time=device,
+        selection=selection,
+        gpu_samples=gpu_samples,
+    )
     progress = RecordingProgress()
     keeping = Keeping(output, address, bound, metrics, progress.announce)
 

@@ -29,6 +29,7 @@ _AT_ONCE: Final = 500  # victims whose accounts the log has room for several tim
 _SHED_ORDER: Final = {
     "cuda_events": 0,
     "kernel_executions": 0,
+    "gpu_samples": 0,
     "device_windows": 1,
     "agent_health": 2,
     "kernels": 2,
@@ -150,7 +151,11 @@ class DiskPolicy:
         accounts = Accounts()
         rows: dict[str, int] = {}
         for file, stream in victims.items():
-            lost = accounts.add(file, partial(identity_of, file, stream))
+            try:
+                lost = accounts.add(file, partial(identity_of, file, stream))
+            except OSError:  # fewer at once want fewer descriptors
+                self._at_once = max(1, len(victims) // 2)
+                raise
             if file.table not in ACCOUNTS:  # those are summed up
                 rows[file.table] = rows.get(file.table, 0) + lost
         entry = Entry(

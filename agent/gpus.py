@@ -1,48 +1,43 @@
-"""Which GPU a process uses, by NVML. A host without NVML, or whose GPU has fallen off the bus, keeps tracing."""
+"""Which GPU a process uses, as the sampler's thread last learned it: nobody who asks here waits for NVML."""
 
 from __future__ import annotations
 
-import warnings
-from typing import Any
+import threading
+from collections.abc import Collection, Mapping
 
 
 class Gpus:
-    """The GPUs of this host. Without NVML there are none, and every process's GPU is ''."""
+    """The GPUs of this host. Without NVML there are none, and every process's GPU is ''.
+
+    One thread tells, any may ask: an answer is replaced whole, never changed.
+    """
 
     def __init__(self) -> None:
-        self._nvml: Any = None
-        self._devices: dict[str, Any] = {}
-        self._of_process: dict[int, set[str]] = {}
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                import pynvml
+        self._count = 0
+        self._uuids: frozenset[str] = frozenset()
+        self._of_process: Mapping[int, frozenset[str]] = {}
+        self._told = threading.Event()
 
-            pynvml.nvmlInit()
-            self._nvml = pynvml
-            for index in range(pynvml.nvmlDeviceGetCount()):
-                device = pynvml.nvmlDeviceGetHandleByIndex(index)
-                self._devices[str(pynvml.nvmlDeviceGetUUID(device))] = device
-        except Exception:  # NVML's errors are generated classes; ImportError and OSError belong here too
-            self._nvml = None
-        self.refresh()
+    def tell(self, count: int, uuids: Collection[str], processes: Mapping[str, Collection[int]]) -> None:
+        """What NVML says: of `count` GPUs these answered, and of these the pids that compute are known.
 
-    def refresh(self) -> None:
-        """Reads anew which processes compute on which GPU; keeps the old answer where NVML gives none."""
-        if self._nvml is None or len(self._devices) < 2:
-            return
+        A GPU stays known when it falls silent: what is left is not the host's only one.
+        """
         found: dict[int, set[str]] = {}
-        for uuid, device in self._devices.items():
-            try:
-                processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(device)
-            except Exception:
-                return
-            for process in processes:
-                found.setdefault(int(process.pid), set()).add(uuid)
-        self._of_process = found
+        for uuid, pids in processes.items():
+            for pid in pids:
+                found.setdefault(pid, set()).add(uuid)
+        self._uuids |= frozenset(uuids)
+        self._count = max(self._count, count, len(self._uuids))
+        self._of_process = {pid: frozenset(of) for pid, of in found.items()}
+        self._told.set()
 
-    def of(self, pid: int) -> set[str]:
+    def wait(self, timeout_s: float) -> None:
+        """Until something was told, that there is no NVML, say; no longer than `timeout_s`."""
+        self._told.wait(timeout_s)
+
+    def of(self, pid: int) -> frozenset[str]:
         """UUIDs of the GPUs the process computes on; on a host with one GPU that one. Empty: not known."""
-        if len(self._devices) == 1:
-            return set(self._devices)
-        return self._of_process.get(pid, set())
+        if self._count == 1:
+            return self._uuids
+        return self._of_process.get(pid, frozenset())

@@ -60,6 +60,8 @@ def of_summary(summary: Summary) -> dict[str, Any]:
         "kernels": summary.kernels,
         "executions": summary.device.executions,
         "windows": {"opened": summary.device.windows, "skipped": summary.device.skipped},
+        "gpu_samples": {"written": summary.gpus.rows, "failed": summary.gpus.failed},
+        "gpu_hangs": summary.gpus.hung,
         "drain_lag_s": summary.drain_lag_ns / 1e9,
         "attached_probes": summary.attached_probes,
         "cpu_s": summary.cpu_s,
@@ -114,6 +116,12 @@ def _families(now: Figures) -> Iterator[Any]:
     for kind, count in recorder.get("windows", {}).items():
         windows.add_metric([kind], count)
     yield windows
+    samples = CounterMetricFamily(
+        "kdiff_gpu_samples", "Samples of GPUs, and those that NVML failed to give.", labels=["kind"]
+    )
+    for kind, count in recorder.get("gpu_samples", {}).items():
+        samples.add_metric([kind], count)
+    yield samples
     shed = CounterMetricFamily("kdiff_shed_rows", "Rows given up because the spool was full.", labels=["table"])
     for table, count in sorted(now.shed_rows.items()):
         shed.add_metric([table], count)
@@ -122,6 +130,7 @@ def _families(now: Figures) -> Iterator[Any]:
         ("kdiff_launches", "Launches that were written.", recorder.get("launches", 0)),
         ("kdiff_unresolved_launches", "Launches whose kernel has no name.", recorder.get("unresolved", 0)),
         ("kdiff_executions", "Executions that the device timed.", recorder.get("executions", 0)),
+        ("kdiff_gpu_hangs", "Times that NVML stopped answering.", recorder.get("gpu_hangs", 0)),
         ("kdiff_agent_cpu_seconds", "CPU time of the process that records.", recorder.get("cpu_s", 0)),
         ("kdiff_shipped_rows", "Rows that the server has confirmed.", now.shipped_rows),
         ("kdiff_shipped_segments", "Segments that the server has confirmed.", now.shipped_segments),

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
+from kdiff.agent.settings import FILE, load_file, variable_of
 from kdiff.probes.program import Layers, Tracing
 
 STATE: Final = Path("/var/lib/kdiff/drivers.json")
@@ -15,7 +16,41 @@ LayerOption = Annotated[Layers, typer.Option(help="Which calls to probe; driver 
 NoReturnOption = Annotated[
     bool, typer.Option("--no-return", help="One trap less a launch: no call duration and no status.")
 ]
+GpuSamplesOption = Annotated[
+    bool,
+    typer.Option("--gpu-samples/--no-gpu-samples", help="Sample clocks, power and memory of each GPU by the second."),
+]
 StateOption = Annotated[Path, typer.Option(help="Where this host keeps what it has confirmed of its CUDA drivers.")]
+IncludeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KIND=PATTERN",
+        help="Record only processes like user=inference or unit=*.service; kinds: "
+        "command, user, container, pod, unit, cgroup. Repeatable.",
+    ),
+]
+ExcludeOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KIND=PATTERN", help="Leave out processes, by rules as for --include. Repeatable."),
+]
+
+
+def _load(context: typer.Context, given: Path | None) -> Path | None:
+    load_file(context, given)
+    return given
+
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        envvar=variable_of("config"),
+        is_eager=True,
+        callback=_load,
+        help=f"A file of settings; {FILE} where it is there.",
+    ),
+]
 
 
 def tracing_of(layer: Layers, no_return: bool, listen: bool) -> Tracing:

@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType
 from typing import Final
 
@@ -21,8 +22,10 @@ from kdiff.agent.command import Command
 from kdiff.agent.device import DeviceTime
 from kdiff.agent.device_rows import Place
 from kdiff.agent.device_targets import Listener
+from kdiff.agent.discovery import Discovery
 from kdiff.agent.drivers import Drivers
 from kdiff.agent.errors import AgentError
+from kdiff.agent.gpu_samples import GpuSampler
 from kdiff.agent.gpus import Gpus
 from kdiff.agent.health import Losses, Stretch
 from kdiff.agent.libraries import command_files
@@ -43,6 +46,7 @@ _PAIR_AT_EVENTS: Final = 100_000
 _FLUSH_EVERY_S: Final = 10.0  # what a SIGKILL of the agent can cost; shorter makes more and larger files
 _FLUSH_AT_ROWS: Final = 150_000  # writing more at once takes longer than the ring has room for
 _GRACE_S: Final = 10.0
+_GPUS_WITHIN_S: Final = 2.0  # a short recording waits for them at its end, when nothing is lost by it
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -75,9 +79,12 @@ class Recorder:
         check_return_probes(set(options.pids), options.tracing)
         writer = SegmentWriter(options.directory, self._host, boot_id(), time.time_ns())
         held = hold(options.directory)
+        self._gpus = Gpus()
+        self._sampler = GpuSampler(self._gpus, self.summary.gpus)
         try:
             self._trace(Spool(writer))
         finally:
+            self._sampler.close()
             os.close(held)
         return self.summary
 
@@ -91,13 +98,13 @@ class Recorder:
             roots = set(options.pids) or ({os.getpid()} if options.command else None)
             self._listener = Listener(program, self._note)
             look = self._listener.look if options.device_time.listen else None
-            self._targets = Targets(program, options.tracing, roots, self._note, look)
+            self._targets = Targets(program, options.tracing, roots, self._note, look, options.selection)
             self._names = Names(Drivers(options.state), self._targets, self._targets.name_offset)
+            self._discovery = Discovery()
             self._pairing = Pairing()
             self._clock = UnixClock()
             self._device = DeviceTime(self._clock, self._place, self._names.kernel, self._listener.silence, self._note)
             self.summary.device = self._device.summary
-            self._gpus = Gpus()
             self._events = Ring(program.map("events").map_fd, options.tracing.event_pages * 4096, EVENT)
             self._name_ring = Ring(program.map("names").map_fd, options.tracing.name_pages * 4096, NAME)
             self._device_ring = Ring(program.map("device").map_fd, options.tracing.device_pages * 4096, HANDED)
@@ -122,8 +129,11 @@ class Recorder:
                 command = Command(options.command, environment)
             self._service = options.service_name
             self._rows = RowMaker(self._service, self._host, self._names.kernel, self._owner)
-            for pid in sorted(options.pids) or ([] if options.command else filter(_uses_cuda, procfs.pids())):
+            if options.gpu_samples:
+                self._sampler.begin(self._service, self._host)
+            for pid in sorted(options.pids):
                 self._targets.meet(pid)
+            self._discover(self._began)
             if command is None:
                 self._announce(f"recording, {self._program.attached} probes attached")
             self._loop(command)
@@ -163,6 +173,8 @@ class Recorder:
             if now >= pair_at or self._raw_count >= _PAIR_AT_EVENTS:
                 self._pair()
                 self._targets.scan_due(now)
+                self._discover(now)
+                self._sampler.watch(now, self._note)
                 pair_at = now + _PAIR_EVERY_S
             if now >= flush_at + _FLUSH_EVERY_S or self._rows_waiting() >= _FLUSH_AT_ROWS:
                 self._flush()
@@ -171,6 +183,12 @@ class Recorder:
                 self._show()
                 show_at = now + 1.0
             time.sleep(max(0.0, _READ_EVERY_S - (time.monotonic() - now)))
+
+    def _discover(self, now: float) -> None:
+        """Of the whole host, the processes that use CUDA by now."""
+        if not self._options.pids and not self._options.command:
+            for pid in self._discovery.found(now):
+                self._targets.meet(pid)
 
     def _rows_waiting(self) -> int:
         return self._ready_count + self._device.rows_ready
@@ -279,10 +297,12 @@ class Recorder:
         known = self._owners.get((pid, tid))
         if known is None:
             process = self._targets.process(pid)
-            gpus = self._gpus.of(pid)
             comm = procfs.thread_name(pid, tid) or (process.comm if process else "")
-            container = process.container_id if process else ""
-            known = self._owners[pid, tid] = Owner(comm, container, next(iter(gpus)) if len(gpus) == 1 else "")
+            known = self._owners[pid, tid] = Owner(comm, process.container_id if process else "", "")
+        gpus = self._gpus.of(pid)
+        uuid = next(iter(gpus)) if len(gpus) == 1 else ""
+        if gpus and uuid != known.gpu_uuid:  # it is learned late; of a process that ended the last answer stays
+            known = self._owners[pid, tid] = replace(known, gpu_uuid=uuid)
         return known
 
     def _place(self, pid: int) -> Place:
@@ -291,7 +311,6 @@ class Recorder:
 
     def _flush(self) -> None:
         """Writes what is ready: kernels first, the account of the time last, so that it never claims unwritten rows."""
-        self._gpus.refresh()
         paired = joined(self._ready, PAIRED)
         self._ready, self._ready_count = [], 0
         events, kernels = self._rows.make(paired)
@@ -313,6 +332,8 @@ class Recorder:
         for table, parts in (("kernel_executions", device.executions), ("device_windows", device.windows)):
             if parts:
                 self._spool.put(table, pa.concat_tables(parts, promote_options="none").combine_chunks())
+        if (samples := self._sampler.take()) is not None:
+            self._spool.put("gpu_samples", samples)
         self._spool.put("agent_health", self._account())
         refused, dropped = self._spool.write()
         if refused is not None:
@@ -326,6 +347,7 @@ class Recorder:
             self._names.forget(pid)
             self._device.ended(pid)
             self._listener.ended(pid)
+            self._discovery.forget(pid)
             for owner in [key for key in self._owners if key[0] == pid]:
                 del self._owners[owner]
 
@@ -340,6 +362,9 @@ class Recorder:
         return row
 
     def _finish(self) -> None:
+        self._gpus.wait(_GPUS_WITHIN_S)
+        self._sampler.close()
+        self._sampler.watch(time.monotonic(), self._note)
         self._flush()
         self._show()
         for build in sorted(self._names.unconfirmed()):
@@ -371,7 +396,3 @@ class Recorder:
         if warning not in self.summary.warnings:
             self.summary.warnings.append(warning)
             self._announce(warning)
-
-
-def _uses_cuda(pid: int) -> bool:
-    return any("libcuda" in mapping.path for mapping in procfs.file_mappings(pid))

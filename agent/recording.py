@@ -9,7 +9,9 @@ from pathlib import Path
 from kdiff.agent import procfs
 from kdiff.agent.device import DeviceSummary
 from kdiff.agent.device_option import DeviceOption
+from kdiff.agent.gpu_samples import GpuSummary
 from kdiff.agent.health import Losses
+from kdiff.agent.selection import Selection
 from kdiff.probes.program import Tracing
 
 
@@ -25,6 +27,8 @@ class Options:
     tracing: Tracing = field(default_factory=Tracing)
     state: Path | None = None
     device_time: DeviceOption = field(default_factory=DeviceOption)
+    selection: Selection = field(default_factory=Selection)  # where every process of the host is recorded
+    gpu_samples: bool = True
 
     @property
     def service_name(self) -> str:
@@ -48,6 +52,7 @@ class Summary:
     lost: Losses = field(default_factory=Losses)
     dropped: int = 0
     device: DeviceSummary = field(default_factory=DeviceSummary)
+    gpus: GpuSummary = field(default_factory=GpuSummary)
     drain_lag_ns: int = 0  # the longest time between two reads of the ring since the last flush
     attached_probes: int = 0
     elapsed_s: float = 0.0

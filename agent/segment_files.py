@@ -16,7 +16,14 @@ from kdiff.queries.shipping_notes import OWN_NAME
 from kdiff.queries.tables import TABLES
 
 # The order of shipping: no account of rows before the rows, no row before the names of its kernels.
-SHIPPING_ORDER: Final = ("kernels", "cuda_events", "kernel_executions", "device_windows", "agent_health")
+SHIPPING_ORDER: Final = (
+    "kernels",
+    "cuda_events",
+    "kernel_executions",
+    "device_windows",
+    "gpu_samples",
+    "agent_health",
+)
 _RANK: Final = {table: rank for rank, table in enumerate(SHIPPING_ORDER)}
 _SETTLED_NS: Final = 2_000_000_000
 

@@ -20,7 +20,7 @@ from kdiff.queries.segments_write import layout, replacing, required, sync_direc
 from kdiff.queries.tables import TABLES
 
 _KEEP_AT_MOST_ROWS: Final = 5_000_000  # about 500 MB
-_MANY_ROWS: Final = ("cuda_events", "kernel_executions")
+_MANY_ROWS: Final = ("cuda_events", "kernel_executions", "gpu_samples")
 
 
 class SegmentWriter:
@@ -118,7 +118,7 @@ class Spool:
             self._waiting.remove(oldest)
             if oldest[0] == "cuda_events":
                 dropped += len(oldest[1])
-            else:
+            elif oldest[0] == "kernel_executions":
                 self.dropped_executions += len(oldest[1])
         return dropped
 

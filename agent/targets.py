@@ -20,6 +20,7 @@ from kdiff.agent.bpf import Probe, Program, explain_attach
 from kdiff.agent.elf import Elf, Site, may_hold_cuda
 from kdiff.agent.errors import AgentError, ElfError
 from kdiff.agent.names import Place
+from kdiff.agent.selection import Selection
 from kdiff.probes.points import DRIVER_SYMBOLS, LIFECYCLE, POINTS, RUNTIME_SYMBOLS, Layer, Step
 from kdiff.probes.program import Tracing, cookie
 from kdiff.probes.wire import Decision
@@ -62,8 +63,9 @@ class Targets:
         roots: set[int] | None,
         note: Callable[[str], None],
         look: Look | None = None,
+        selection: Selection | None = None,
     ) -> None:
-        """`roots`: trace these and their descendants; None: every process. `note` takes warnings.
+        """`roots`: trace these and their descendants; None: all that `selection` wants. `note` takes warnings.
 
         `look` is called with what a traced process maps, whenever that has been read anew.
         """
@@ -71,6 +73,7 @@ class Targets:
         self._program = program
         self._tracing = tracing
         self._roots = roots
+        self._selection = selection or Selection()
         self._note = note
         self._processes: dict[int, Process] = {}
         self._probed: dict[FileKey, str] = {}  # build id, of every file looked at
@@ -155,7 +158,8 @@ class Targets:
             process = known
         else:
             if found is None:
-                process = Process(pid, 0, "", "", traced=self._roots is None, undecided=self._roots is not None)
+                every = self._roots is None and not self._selection
+                process = Process(pid, 0, "", "", traced=every, undecided=not every)
             else:
                 process = Process(
                     pid, found.start_ticks, found.comm, procfs.container_id(pid), traced=self._wanted(pid)
@@ -169,7 +173,9 @@ class Targets:
         return process
 
     def _wanted(self, pid: int) -> bool:
-        return self._roots is None or any(ancestor in self._roots for ancestor in procfs.ancestors(pid))
+        if self._roots is None:
+            return self._selection.wants(pid)
+        return any(ancestor in self._roots for ancestor in procfs.ancestors(pid))
 
     def began_here(self, pid: int) -> bool:
         """Whether the process began after this recording did."""

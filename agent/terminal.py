@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kdiff.agent.device import DeviceSummary
+    from kdiff.agent.gpu_samples import GpuSummary
     from kdiff.agent.recording import Summary
 
 
@@ -48,6 +49,8 @@ class RecordingProgress:
         tell(f"recorded {summary.elapsed_s:.1f} s · {_figures(summary)}")
         if summary.device.heard:
             tell(_device_figures(summary.device))
+        if summary.gpus.rows or summary.gpus.failed:
+            tell(_gpu_figures(summary.gpus))
         if summary.unresolved_launches:
             share = summary.unresolved_launches / summary.launches
             tell(f"unresolved: {summary.unresolved_launches:,} launches ({share:.2%})")
@@ -74,6 +77,11 @@ def _device_figures(device: DeviceSummary) -> str:
         f"device time: {device.executions:,} executions in {device.windows:,} windows · {device.skipped:,} skipped · "
         f"{device.lost:,} lost"
     )
+
+
+def _gpu_figures(gpus: GpuSummary) -> str:
+    each = gpus.cpu_ns / 1e6 / max(1, gpus.rows)
+    return f"GPU samples: {gpus.rows:,} · {gpus.failed:,} failed · agent CPU {each:.2f} ms each"
 
 
 @contextlib.contextmanager

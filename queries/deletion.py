@@ -32,6 +32,7 @@ ENDS: Final = {
     "device_windows": "to_ns",
     "kernel_executions": "timestamp_ns",
     "cuda_events": "timestamp_ns",
+    "gpu_samples": "timestamp_ns",
 }
 """The column that tells whether a row is older: a stretch of time is once it has ended."""
 NAMES: Final = "kernels"

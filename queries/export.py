@@ -28,7 +28,7 @@ from kdiff.queries.tables import TABLES
 MAX_ROWS: Final = 250_000
 """Rows of one question and of one segment: with names of kernels of 1 kB, 250 MB."""
 _SLICES: Final = 1_000
-_LARGE: Final = ("cuda_events", "kernel_executions")
+_LARGE: Final = ("cuda_events", "kernel_executions", "gpu_samples")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +132,6 @@ def _in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
             columns.append(values.cast(column.type))
         except (KeyError, pa.ArrowException) as error:
             raise StoreError(f"the column {column.name} is not what kdiff writes: was its table altered?") from error
-        if columns[-1].null_count:
+        if columns[-1].null_count and not column.nullable:
             raise StoreError(f"the column {column.name} lacks values, which kdiff never writes: was its table altered?")
     return pa.Table.from_arrays(columns, schema=schema)

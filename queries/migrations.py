@@ -27,7 +27,7 @@ _REMEMBERED: Final = 1_000_000
 # On a cluster each token is a node of Keeper's: an hour of them.
 _REPLICATED: Final = 50_000
 _REMEMBERED_S: Final = 7 * 86_400
-_RAW: Final = ("cuda_events", "kernel_executions")
+_RAW: Final = ("cuda_events", "kernel_executions", "gpu_samples")
 _KEPT: Final = ("device_windows", "kernels", "agent_health", "shipped_segments", *ROLLUPS)
 # What a Distributed table spreads rows by: the rows of a GPU lie on one shard, where its roll-ups are made.
 _SHARDED_BY: Final = {
@@ -36,6 +36,7 @@ _SHARDED_BY: Final = {
     "device_windows": "cityHash64(host)",
     "kernels": "cityHash64(kernel_id)",
     "agent_health": "cityHash64(host)",
+    "gpu_samples": "cityHash64(host, gpu_uuid)",
     "shipped_segments": "cityHash64(segment)",
     "kernel_minutes": "cityHash64(host, gpu_uuid)",
     "kernel_totals": "cityHash64(kernel_name)",

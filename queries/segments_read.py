@@ -30,6 +30,7 @@ _ESSENTIAL: Final = {
     "device_windows": ("from_ns", "to_ns", "executions"),
     "kernels": ("kernel_id", "kernel_name"),
     "agent_health": ("from_ns", "to_ns", "events"),
+    "gpu_samples": ("timestamp_ns", "gpu_uuid"),
 }
 
 
@@ -39,6 +40,7 @@ _TIMES: Final = {
     "kernel_executions": ("timestamp_ns", "timestamp_ns"),
     "device_windows": ("from_ns", "to_ns"),
     "agent_health": ("from_ns", "to_ns"),
+    "gpu_samples": ("timestamp_ns", "timestamp_ns"),
 }
 
 

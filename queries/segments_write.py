@@ -11,6 +11,8 @@ from typing import IO, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kdiff.queries.tables import NULLABLE
+
 _COMPRESSION_LEVEL: Final = 3
 _MEASURES: Final = ("duration_ns", "completion_ns", "queue_ns")
 
@@ -33,8 +35,8 @@ def layout(schema: pa.Schema) -> dict[str, Any]:
 
 
 def required(schema: pa.Schema) -> pa.Schema:
-    """`schema` whose columns have no nulls: said in the file, it saves a third of the time of writing."""
-    return pa.schema([field.with_nullable(False) for field in schema])
+    """`schema` whose columns have no nulls, but NULLABLE: said in the file, it saves a third of the time of writing."""
+    return pa.schema([field.with_nullable(field.name in NULLABLE) for field in schema])
 
 
 def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:

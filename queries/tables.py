@@ -127,6 +127,35 @@ AGENT_HEALTH: Final = pa.schema(
     ]
 )
 
+_PIDS: Final = pa.list_(pa.field("element", pa.uint32(), nullable=False))
+GPU_SAMPLES: Final = pa.schema(
+    [
+        ("timestamp_ns", pa.int64()),  # right before the GPU was asked
+        ("service", _DICT),  # of the recording: a sample is of the host, whatever runs there
+        ("host", _DICT),
+        ("gpu_uuid", _DICT),
+        ("parent_uuid", _DICT),  # of a MIG instance its GPU; '' = a GPU
+        ("gpu_name", _DICT),
+        ("sm_clock_mhz", pa.uint32()),
+        ("mem_clock_mhz", pa.uint32()),
+        ("throttle_reasons", pa.uint64()),  # nvmlClocksEventReasons: why clocks are not higher; 0 = nothing
+        ("power_mw", pa.uint32()),
+        ("temperature_c", pa.uint16()),
+        ("gpu_utilization", pa.uint16()),  # percent of NVML's last period in which a kernel ran
+        ("memory_utilization", pa.uint16()),  # percent of it in which memory was read or written
+        ("memory_used_bytes", pa.uint64()),  # without what the driver reserves, from R510 on
+        ("memory_total_bytes", pa.uint64()),
+        ("ecc_corrected", pa.uint64()),  # errors since the driver was loaded
+        ("ecc_uncorrected", pa.uint64()),
+        ("processes", pa.uint32()),  # that compute
+        ("pids", _PIDS),  # theirs, as in cuda_events; [] also where they are not known
+        ("pid_memory_bytes", pa.list_(pa.uint64())),  # of each of pids; null = not known
+    ]
+)
+
+NULLABLE: Final = frozenset(GPU_SAMPLES.names[6:-2])
+"""The columns that may be null, for a reading that a GPU does not have. No other does."""
+
 ROLLUPS: Final = ("kernel_minutes", "kernel_totals", "process_minutes")
 """The tables of a server that hold whole minutes, by queries/schema."""
 
@@ -136,4 +165,5 @@ TABLES: Final[dict[str, pa.Schema]] = {
     "device_windows": DEVICE_WINDOWS,
     "kernels": KERNELS,
     "agent_health": AGENT_HEALTH,
+    "gpu_samples": GPU_SAMPLES,
 }

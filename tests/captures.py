@@ -33,6 +33,9 @@ def table(name: str, columns: Mapping[str, Any], rows: int | None = None) -> pa.
     assert not unknown, unknown
     arrays = []
     for column in schema:
+        if pa.types.is_list(column.type):
+            arrays.append(pa.array(columns.get(column.name, [[]] * rows), column.type))
+            continue
         text = pa.types.is_dictionary(column.type) or pa.types.is_string(column.type)
         value = columns.get(column.name, "" if text else 0)
         if text:

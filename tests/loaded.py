@@ -32,6 +32,8 @@ def whole(table: str, rows: pa.Table) -> pa.Table:
     for column in TABLES[table]:
         if column.name in rows.column_names:
             columns.append(rows.column(column.name).cast(column.type))
+        elif pa.types.is_list(column.type):
+            columns.append(pa.array([[]] * len(rows), column.type))
         else:
             text = pa.types.is_dictionary(column.type) or pa.types.is_string(column.type)
             empty = pa.array(["" if text else 0] * len(rows), pa.string() if text else column.type)

@@ -82,7 +82,7 @@ def write(root: Path, sizes: Sequence[int], *, host: str = "host-1", began_ns: i
 
 def _checksum(table: str) -> str:
     """Of the rows as a set with repetitions; the same on every engine."""
-    hashed = f"cityHash64({', '.join(TABLES[table].names)})"
+    hashed = f"cityHash64(tuple({', '.join(TABLES[table].names)}))"
     return f"count(), sum({hashed}), groupBitXor({hashed}), sum(cityHash64({hashed}))"
 
 

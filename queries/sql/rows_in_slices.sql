@@ -1,4 +1,4 @@
--- Rows of the two large tables in each slice of a stretch that has any.
+-- Rows of the three large tables in each slice of a stretch that has any.
 SELECT
     source,
     slice,
@@ -16,6 +16,12 @@ FROM
     WHERE timestamp_ns >= {from_ns:Int64}
         AND timestamp_ns < {to_ns:Int64}
         AND ({service:String} = '' OR service = {service:String})
+    UNION ALL
+    SELECT 'gpu_samples' AS source, intDiv(timestamp_ns - {from_ns:Int64}, {slice_ns:Int64}) AS slice
+    FROM gpu_samples
+    WHERE timestamp_ns >= {from_ns:Int64}
+        AND timestamp_ns < {to_ns:Int64}
+        AND ({service:String} = '' OR service IN ('', {service:String}))
 )
 GROUP BY source, slice
 ORDER BY source, slice

@@ -132,6 +132,11 @@ class Standins:
         """An injected library that loads the device library and writes down what it hands over."""
         return self.build / "listener.so"
 
+    @property
+    def nvml(self) -> Path:
+        """The management library, in a folder of its own: a host has it only where a test says so."""
+        return self.build / "nvml" / "libnvidia-ml.so.1"
+
     def outputs(self) -> tuple[Path, ...]:
         """Every file that a build makes."""
         return (
@@ -149,6 +154,7 @@ class Standins:
             self.profiler_now,
             self.profiler_dlsym,
             self.listener,
+            self.nvml,
         )
 
 
@@ -180,7 +186,8 @@ def _run(*command: str | Path) -> None:
 
 def _compile(into: Path, extra_cflags: Sequence[str]) -> None:
     made = Standins(into)
-    made.other_runtime.parent.mkdir()
+    for folder in (made.other_runtime.parent, made.nvml.parent):
+        folder.mkdir()
     shared = ["gcc", *CFLAGS, *extra_cflags, *LDFLAGS]
     _run(*shared, "-shared", "-Wl,-soname,libcuda.so.1", "-o", made.driver, *DRIVER_SOURCES, "-lm")
     for library, runpath in ((made.runtime, "$ORIGIN"), (made.other_runtime, "$ORIGIN:$ORIGIN/..")):
@@ -193,6 +200,7 @@ def _compile(into: Path, extra_cflags: Sequence[str]) -> None:
         options = [*macros, "-shared", f"-Wl,-soname,{name}", "-Wl,--default-symver"]
         _run(*shared, *options, "-o", into / name, *CUPTI_SOURCES)
     _run(*shared, "-shared", "-o", made.listener, "listener.c")
+    _run(*shared, "-shared", f"-Wl,-soname,{made.nvml.name}", "-o", made.nvml, "nvml.c")
     linked = ("-Wl,-rpath,$ORIGIN", "profiler.c", made.cupti)
     _run(*shared, "-shared", "-Wl,-z,lazy", "-o", made.profiler, *linked)
     _run(*shared, "-shared", "-Wl,-z,now,-z,relro", "-fno-plt", "-o", made.profiler_now, *linked)
@@ -224,7 +232,8 @@ def build(force: bool = False, into: Path = BUILD, extra_cflags: Sequence[str] =
                 made = Standins(Path(work) / "made")
                 made.build.mkdir()
                 _compile(made.build, extra_cflags)
-                standins.other_runtime.parent.mkdir(parents=True, exist_ok=True)
+                for folder in (standins.other_runtime.parent, standins.nvml.parent):
+                    folder.mkdir(parents=True, exist_ok=True)
                 # A rename leaves the old file to those that have it open or mapped.
                 for source, target in zip(made.outputs(), standins.outputs(), strict=True):
                     os.utime(source)

@@ -8,7 +8,8 @@ The C sources beside this file are built with gcc alone into `build/`:
   `workload-dlopen` (with none; opens one by path);
 - `libcupti.so.13` and `libcupti.so.12`, profiling libraries of two versions, whose records are of the driver's kernels;
 - `libprofiler.so`, `libprofiler-now.so`, `libprofiler-dlsym.so`, users of CUPTI that the workload opens;
-- `listener.so`, which stands in for the agent where the device library is tested (device_batches.py).
+- `listener.so`, which stands in for the agent where the device library is tested (device_batches.py);
+- `nvml/libnvidia-ml.so.1`, a management library (nvml_host.py).
 
 The driver writes what really happened to a truth file, which `load_truth` reads.
 
@@ -32,6 +33,18 @@ Those of CUPTI, all `KDIFF_STANDIN_CUPTI_...`, take effect as it is loaded:
 - `STRICT`: registering callbacks while others' are in use ends the process, and records for one user after another
   one's sessions share a correlation id until cuptiFinalize;
 - `LOG`: a file that each call is written to, which `load_calls` reads.
+
+NVML's GPUs are in the file that `KDIFF_STANDIN_NVML` names, which each call reads anew; N is a GPU, N.M an instance:
+
+- `gpus`: how many there are; `driver=0`: it is not loaded; `load`: another number is a driver that was loaded anew, on
+  which everything fails until NVML is shut down and initialised;
+- `N.uuid`, `name`, `sm_clock`, `mem_clock` (MHz), `reasons`, `power` (mW), `temperature`, `gpu_utilization`,
+  `memory_utilization`, `used`, `reserved`, `total` (bytes), `ecc_corrected`, `ecc_uncorrected`, `pids` (PID:BYTES or
+  PID:- each), `mig=1`: what is missing is not supported;
+- `error.FUNCTION=15`, `N.error=15`, `N.error.FUNCTION=15`: NVML's errors, `=15@4` from the function's fourth call on;
+- `hang.FUNCTION`, `N.hang`, `N.hang.FUNCTION`: no answer while it says so.
+
+`KDIFF_STANDIN_NVML_LOG` is a file for the calls: function, GPU, thread, result.
 
 A truth file costs 150 ns a launch in /dev/shm and 400 ns on a disk: leave it out when timing.
 """

@@ -101,6 +101,7 @@ def test_only_one_service_is_exported(run: Run, database: Address, tmp_path: Pat
             "device_windows": 0,
             "kernels": 1,
             "agent_health": 60,
+            "gpu_samples": 0,
         }
         assert set(rows("cuda_events", target)["service"].to_pylist()) == {"a'b"}
 

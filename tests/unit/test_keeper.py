@@ -65,6 +65,9 @@ EXPECTED = {
     "kdiff_executions_total": 11,
     'kdiff_device_windows_total{kind="opened"}': 4,
     'kdiff_device_windows_total{kind="skipped"}': 1,
+    'kdiff_gpu_samples_total{kind="written"}': 9,
+    'kdiff_gpu_samples_total{kind="failed"}': 2,
+    "kdiff_gpu_hangs_total": 7,
 }
 
 
@@ -166,6 +169,7 @@ def test_what_the_bound_allows_survives_an_outage_and_what_it_does_not_is_counte
         )
         summary = Summary(events=7, launches=5, unresolved_launches=2, kernels=3, attached_probes=3, cpu_s=1.5)
         summary.device.executions, summary.device.windows, summary.device.skipped = 11, 4, 1
+        summary.gpus.rows, summary.gpus.failed, summary.gpus.hung = 9, 2, 7
         keeper.process.stdin.write(json.dumps(of_summary(summary)) + "\n")
         keeper.process.stdin.flush()
         eventually(lambda: b"kdiff_events_total 7.0" in metrics(port))
@@ -268,6 +272,22 @@ def test_a_name_that_is_none_costs_the_metrics_and_nothing_else(tmp_path: Path, 
     with Running(tmp_path, "--max-bytes", "1000000", "--metrics", f"{host}:9464") as keeper:
         said = keeper.end()
     assert said == f"kdiff-agent: no metrics on {host}:9464 (not a host's name): name another place with --metrics\n"
+
+
+def test_a_port_that_is_taken_is_tried_again(tmp_path: Path) -> None:
+    """The keeper of a recorder that was killed answers for some seconds more, and the next one begins at once."""
+    port = free_port()
+    where = ("--max-bytes", "1000000", "--metrics", f"127.0.0.1:{port}")
+    with Running(tmp_path, *where) as before:
+        eventually(lambda: answers(port))
+        with Running(tmp_path, *where) as after:
+            assert after.process.stderr
+            said = after.process.stderr.readline()
+            before.process.kill()
+            before.process.wait()
+            eventually(lambda: answers(port))
+            assert after.end() == ""
+    assert said.startswith(f"kdiff-agent: no metrics on 127.0.0.1:{port} (Address already in use")
 
 
 def test_a_client_that_hangs_up_leaves_no_traceback(tmp_path: Path) -> None:

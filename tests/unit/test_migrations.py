@@ -48,11 +48,11 @@ def columns(engine: Any, database: str, table: str) -> dict[str, str]:
 
 
 def test_tables_have_the_columns_of_captures(engine: Any, database: str) -> None:
-    assert migrations.migrate(engine, database) == [1, 2, 3, 4, 5]
+    assert migrations.migrate(engine, database) == [1, 2, 3, 4, 5, 6]
     assert migrations.migrate(engine, database) == []
-    assert migrations.applied_versions(engine, database) == [1, 2, 3, 4, 5]
+    assert migrations.applied_versions(engine, database) == [1, 2, 3, 4, 5, 6]
     for table, schema in TABLES.items():
-        assert columns(engine, database, table) == {field.name: engine_type(field.type) for field in schema}
+        assert columns(engine, database, table) == {field.name: engine_type(field) for field in schema}
 
 
 def test_many_at_once(engine: Any, database: str, path: str) -> None:
@@ -68,7 +68,7 @@ def test_many_at_once(engine: Any, database: str, path: str) -> None:
     for thread in threads:
         thread.join()
     assert len(done) == 4
-    assert migrations.applied_versions(engine, database) == [1, 2, 3, 4, 5]
+    assert migrations.applied_versions(engine, database) == [1, 2, 3, 4, 5, 6]
 
 
 def test_one_that_was_cut_short_goes_on(engine: Any, database: str) -> None:
@@ -76,7 +76,7 @@ def test_one_that_was_cut_short_goes_on(engine: Any, database: str) -> None:
         engine.database = database if statement.in_database else None
         engine.command(statement.sql)
     engine.database = None
-    assert migrations.migrate(engine, database) == [1, 2, 3, 4, 5]
+    assert migrations.migrate(engine, database) == [1, 2, 3, 4, 5, 6]
 
 
 def test_one_that_was_cut_short_keeps_rows_for_as_long_as_is_said_then(engine: Any, database: str) -> None:
@@ -113,15 +113,15 @@ def test_a_schema_of_another_version_is_refused(engine: Any, database: str) -> N
     engine.command(f"CREATE DATABASE {migrations._quoted(database)}")
     try:
         engine.database = database
-        with pytest.raises(StoreError, match=r"is not there, this kdiff needs 5: run `kdiff migrate`"):
+        with pytest.raises(StoreError, match=r"is not there, this kdiff needs 6: run `kdiff migrate`"):
             migrations.check(engine)
         migrations.migrate(engine, database)
         migrations.check(engine)
         engine.command("INSERT INTO schema_versions (version, name, checksum) VALUES (9, 'later', 'x')")
-        with pytest.raises(StoreError, match=r"of version 9, this kdiff knows 5: install a newer kdiff"):
+        with pytest.raises(StoreError, match=r"of version 9, this kdiff knows 6: install a newer kdiff"):
             migrations.check(engine)
         engine.command("DELETE FROM schema_versions WHERE version > 2")
-        with pytest.raises(StoreError, match=r"is of version 2, this kdiff needs 5: run"):
+        with pytest.raises(StoreError, match=r"is of version 2, this kdiff needs 6: run"):
             migrations.check(engine)
         engine.command("INSERT INTO schema_versions (version, name, checksum) VALUES (2, 'shipped_segments', 'x')")
         with pytest.raises(StoreError, match=r"the migration 2 \(shipped_segments\) that the server has is not this"):
@@ -139,7 +139,7 @@ def test_how_long_rows_are_kept_can_be_set_and_changed(engine: Any, database: st
         return {name: days[1] for name, days in found.items() if days}
 
     migrations.migrate(engine, database, raw_days=3)
-    raw = {"cuda_events": "3", "kernel_executions": "3"}
+    raw = {"cuda_events": "3", "kernel_executions": "3", "gpu_samples": "3"}
     rest = dict.fromkeys(("device_windows", "kernels", "agent_health", "shipped_segments", *ROLLUPS), "396")
     assert kept() == raw | rest
     migrations.migrate(engine, database, rollup_days=30)
@@ -162,9 +162,9 @@ def test_the_statements_for_a_cluster_are_sql(engine: Any) -> None:
     assert len(views) == 5
     assert not [sql for sql in migrations.plan("kdiff") if "CLUSTER" in sql.sql or "Replicated" in sql.sql]
     changed = [
-        sql.sql for sql in migrations.plan("kdiff", "c", applied=(1, 2, 3, 4, 5), raw_days=3) if "ALTER" in sql.sql
+        sql.sql for sql in migrations.plan("kdiff", "c", applied=(1, 2, 3, 4, 5, 6), raw_days=3) if "ALTER" in sql.sql
     ]
-    assert [sql.split()[2] for sql in changed] == ["cuda_events_local", "kernel_executions_local"]
+    assert [sql.split()[2] for sql in changed] == ["cuda_events_local", "kernel_executions_local", "gpu_samples_local"]
 
 
 def test_what_is_to_be_kept_for_a_century_is_kept(engine: Any, database: str) -> None:

@@ -100,7 +100,7 @@ def test_names_then_rows_then_their_account(database: Address, store: Any, tmp_p
     for table in TABLES:
         captures.write(tmp_path / "foreign", table, captures.table(table, {}, rows=1))
     order = [file.table for file in Listing(tmp_path / "foreign", print).read()]
-    assert order == ["kernels", "cuda_events", "kernel_executions", "device_windows", "agent_health"]
+    assert order == ["kernels", "cuda_events", "kernel_executions", "device_windows", "gpu_samples", "agent_health"]
 
 
 # ---- what else lies in a directory ----

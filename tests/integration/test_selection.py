@@ -1,0 +1,54 @@
+"""Rules of which processes are recorded, with real probes on a whole host."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from recording import Recording, agent_command, host_environment
+
+from standins.standins import workload
+
+pytestmark = pytest.mark.ebpf
+
+
+def test_only_what_rules_choose_is_recorded(tmp_path: Path) -> None:
+    chosen = workload("--kernel", "mine:5", "--launches", 997, "--syncs", 7, "--wait-after", 0.3)
+    excluded = workload("--kernel", "secret:5", "--launches", 499, "--syncs", 7, "--wait-after", 0.3)
+    other = workload("--kernel", "other:5", "--launches", 503, "--syncs", 7, "--wait-after", 0.3)
+    rules = ("--include", "command=*mine*", "--include", "command=*secret*", "--exclude", "command=*secret*")
+    agent = subprocess.Popen(
+        agent_command(tmp_path / "capture", *rules), env=host_environment(chosen), stderr=subprocess.PIPE, text=True
+    )
+    assert agent.stderr is not None
+    try:
+        while "probes attached" not in (line := agent.stderr.readline()):
+            assert line, "it ended"
+        running = [run.start() for run in (other, excluded, chosen, chosen)]
+        for process in running:
+            process.communicate(timeout=60)
+        agent.terminate()
+        _, stderr = agent.communicate(timeout=60)
+    finally:
+        agent.kill()
+        agent.communicate()
+    recording = Recording(tmp_path / "capture", agent.returncode, stderr)
+    assert recording.status == 0, stderr
+    assert recording.lost == 0
+    assert recording.launches.groupby("pid").size().to_dict() == {running[2].pid: 997, running[3].pid: 997}
+    assert set(recording.launches.kernel_name) == {"mine"}
+
+
+def test_rules_that_cannot_be_meant_are_one_sentence(tmp_path: Path) -> None:
+    for options, why in (
+        (("--include", "usr=me"), "is user meant?"),
+        (("--exclude", "me"), "is not KIND=PATTERN"),
+        (("--include", "user=me", "--pid", "1"), "leave --pid and the command out"),
+    ):
+        command = agent_command(tmp_path / "capture", *options)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert why in done.stderr
+        assert "Traceback" not in done.stderr
+    assert not (tmp_path / "capture").exists()
