@@ -19,6 +19,8 @@ from kdiff.queries.tables import CUDA_EVENTS, KERNELS, KIND_GRAPH_LAUNCH, KIND_L
 _KINDS: Final = {Kind.LAUNCH: KIND_LAUNCH, Kind.GRAPH_LAUNCH: KIND_GRAPH_LAUNCH, Kind.SYNC: KIND_SYNC}
 _APIS: Final = [point.api for point in POINTS]
 
+pa.array([""])  # at its first conversion pyarrow imports pandas, for 0.2 s: not while a ring fills
+
 
 @dataclass(frozen=True)
 class Owner:
