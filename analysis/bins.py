@@ -46,10 +46,14 @@ def device_tick(values: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
     if 99% of the durations may lie within 1 ns of a multiple; what wide bins leave open is taken for DEVICE_TICK_NS,
     which is then far below the tolerance.
     """
+    positive = values > 0
+    values, counts = values[positive], counts[positive]
     place = np.floor(np.log(np.maximum(values, EXACT_NS + 1) / (EXACT_NS + 0.5)) / math.log(WIDTH))
     first = np.where(values <= EXACT_NS, values, np.ceil((EXACT_NS + 0.5) * WIDTH**place))
     last = np.where(values <= EXACT_NS, values, np.floor((EXACT_NS + 0.5) * WIDTH ** (place + 1)))
     total, best = int(counts.sum()), 1
+    if not total:
+        return 1
     for tick in _TICKS:
         near = np.floor((last + 1) / tick) * tick >= first - 1
         if counts[near].sum() < TICK_SHARE * total:

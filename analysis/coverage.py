@@ -42,18 +42,19 @@ def unrolled(window: Window, health: pa.Table, present: pa.Table) -> tuple[int, 
         return None
     first = np.maximum(column(told, "from_ns", np.int64), window.from_ns) // MINUTE_NS
     last = (np.minimum(column(told, "to_ns", np.int64), window.to_ns) - 1) // MINUTE_NS
-    begin = int(first.min())
     names, host = hosts_of(told)
-    rolled = np.zeros((len(names), int(last.max()) - begin + 2), np.int32)
+    rolled = np.empty(0, np.int64)
+    # Host and minute are one number; hosts lie a window and a minute apart.
+    begin, span = int(first.min()), int(last.max()) - int(first.min()) + 2
     if present.num_rows:
         known, its = hosts_of(present)
         place = {name: i for i, name in enumerate(names)}
         its = np.array([place.get(name, -1) for name in known])[its]
         minute = column(present, "minute_s", np.int64) // (MINUTE_NS // NS) - begin
-        inside = (its >= 0) & (minute >= 0) & (minute < rolled.shape[1] - 1)
-        rolled[its[inside], minute[inside] + 1] = 1
-    until = rolled.cumsum(axis=1, dtype=np.int32)
-    bare = until[host, last - begin + 1] == until[host, first - begin]
+        inside = (its >= 0) & (minute >= 0) & (minute < span - 1)
+        rolled = np.sort(its[inside] * span + minute[inside])
+    begins, ends = (host * span + side - begin for side in (first, last))
+    bare = np.searchsorted(rolled, ends, side="right") <= np.searchsorted(rolled, begins)
     if not bare.any():
         return None
     return int(first[bare].min()) * MINUTE_NS, (int(last[bare].max()) + 1) * MINUTE_NS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -96,7 +96,7 @@ class Evidence:
             return 0
         # All of the minutes that it touches: the rows of a minute go together.
         start, end = self.window.from_ns // MINUTE_NS * MINUTE_NS, -(-self.window.to_ns // MINUTE_NS) * MINUTE_NS
-        return max(0, self._rolled_more(start, end))
+        return self._only("rolled", start, end)
 
     @cached_property
     def missing_rollups(self) -> int:
@@ -108,27 +108,30 @@ class Evidence:
         if not self.store.expires or not self.rolled:
             return 0
         seen = sum(row["launches"] for row in self.processes)
-        lacking: int = seen - sum(row["launches"] for row in self._calls)
-        if lacking > _LATE * seen:
-            return lacking
+        if seen - sum(row["launches"] for row in self._calls) > _LATE * seen:
+            # What arrived between the two queries is in the answer to a third.
+            lacking: int = seen - sum(row["launches"] for row in self.query_rolled("census").to_pylist())
+            if lacking > _LATE * seen:
+                return lacking
         bare = unrolled(self.window, self._health, self.query("minutes_present"))
-        return max(0, -self._rolled_more(*bare)) if bare else 0
+        return self._only("raw", *bare) if bare else 0
 
-    def _rolled_more(self, from_ns: int, to_ns: int) -> int:
-        """How many more launches and executions of whole minutes the roll-ups hold than the rows."""
+    def _only(self, where: Literal["raw", "rolled"], from_ns: int, to_ns: int) -> int:
+        """Launches and executions of whole minutes that the store knows from rows only, or from roll-ups only."""
         seen = self.query("minutes_seen", {"from_ns": from_ns, "to_ns": to_ns}).to_pylist()[0]
-        return int(seen["rolled"]) - int(seen["raw"])
+        return int(seen[f"only_{where}"])
 
     def census(self) -> dict[str, Counts]:
         """Counts by kernel name; launches of graphs under GRAPHS. Raises StoreError."""
         counts: dict[str, Counts] = {}
         for row in self._calls:
             graph = row["kind"] == KIND_GRAPH_LAUNCH
-            name = GRAPHS if graph else row["kernel_name"] or UNNAMED
-            counts[name] = Counts((row["kernel_key"],), **{field: row[field] for field in OF_HOST})
+            name = GRAPHS if graph else _shown(row["kernel_name"])
+            called = Counts((row["kernel_key"],), **{field: row[field] for field in OF_HOST})
+            counts[name] = counts.get(name, Counts()) + called
         for row in self._executions:
             scale = self.device.scale((row["host"], row["pid"]))
-            name = row["kernel_name"] or UNNAMED
+            name = _shown(row["kernel_name"])
             ran = Counts(
                 (row["kernel_key"],),
                 executions=row["executions"],
@@ -204,7 +207,7 @@ class Evidence:
                 ordered = Histograms(self, metric, keys).ordered()
                 for place, row in enumerate(rows):
                     row[f"{metric}_p99_ns"] = quantile(ordered[place], 0.99) if place in ordered else None
-        return [row | {"kernel_name": row["kernel_name"] or UNNAMED} for row in rows]
+        return [row | {"kernel_name": _shown(row["kernel_name"])} for row in rows]
 
     def recording(self) -> Recording:
         """Losses and coverage.
@@ -300,6 +303,11 @@ def holdings(store: Store, service: str = "") -> str:
     if found is None:
         return f"the store {store.name} is empty: wait for the agent's next flush, or name another with --store"
     return f"the store {store.name} holds {utc_short(found.from_ns)}..{utc_short(found.to_ns)}: choose a window in it"
+
+
+def _shown(name: str) -> str:
+    """Under what a kernel is listed: never as launches of graphs are."""
+    return UNNAMED if name in ("", GRAPHS) else name
 
 
 def _share(lost: int, received: int) -> float:

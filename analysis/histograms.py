@@ -1,7 +1,9 @@
 """The durations of a measure of many kernels, read from histograms: the longest by stretch, the others as a whole.
 
 The limits of a quantile rest on when the durations from it on began, a hundredth of all for a p99, and on how many
-began in each stretch. So the histograms of the whole window are read first, and then those bins of each stretch.
+began in each stretch. So the histograms of the whole window are read first, and then those bins of each stretch. What
+arrives or goes between the two queries is put where most are; a kernel of which that may move the quantile is read
+anew, all of its bins by stretch: one query, which agrees with itself.
 """
 
 from __future__ import annotations
@@ -20,23 +22,21 @@ from kdiff.analysis.counts import Metric
 from kdiff.analysis.interval import Sample
 from kdiff.analysis.quantiles import Ordered, quantile, rank
 from kdiff.analysis.values import Source, Values, by_index, indices
-from kdiff.queries.errors import StoreError
 from kdiff.queries.store import Params
 from kdiff.queries.tables import KIND_GRAPH_LAUNCH, KIND_LAUNCH
 
-COMPLETION: Final = "completion"
+_COMPLETION: Final = "completion"
 _MEASURES: Final[dict[Metric, tuple[str, str]]] = {
     "device": ("device", "device"),
-    "completion": (KIND_LAUNCH, COMPLETION),
+    "completion": (KIND_LAUNCH, _COMPLETION),
     "launch": (KIND_LAUNCH, "call"),
-    "graph": (KIND_GRAPH_LAUNCH, COMPLETION),
+    "graph": (KIND_GRAPH_LAUNCH, _COMPLETION),
 }
 """The kind of call and the histogram that hold a measure."""
 _EVERY_BIN: Final = 65_535
 """In place of a bin: all durations of the stretch."""
 _SPARE: Final = 0.05
 """How much more than what lies above the quantile is read: what arrives between two queries may lower its bin."""
-_ATTEMPTS: Final = 3
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -51,16 +51,19 @@ class _Whole:
         value = quantile(self.ordered, max(0.0, q - _SPARE * (1.0 - q)))
         return int(self.bins[np.searchsorted(self.ordered.values, value)])
 
-    def below(self, floor: int, size: int) -> Ordered | None:
-        """The bins below `floor`, which hold `size` durations by now; None where that cannot be."""
+    def below(self, floor: int, size: int, most_late: float) -> Ordered | None:
+        """The bins below `floor`, which hold `size` durations by now; None where too many came or went."""
         place = int(np.searchsorted(self.bins, floor))
         counts = self.ordered.counts[:place].copy()
         late = size - int(counts.sum())
         if late:
-            if not place:
+            if not place or abs(late) > most_late:
                 return None
             counts[counts.argmax()] += late
         return Ordered(self.ordered.values[:place], counts) if (counts > 0).all() else None
+
+
+_NOTHING: Final = _Whole(np.empty(0, np.int64), Ordered(np.empty(0, np.int64), np.empty(0, np.int64)))
 
 
 class Histograms:
@@ -83,18 +86,18 @@ class Histograms:
 
     def sample(self, index: int, isolated: bool, q: float) -> Sample | None:
         """As Values.choose. Those of all kernels are read at once. Raises StoreError."""
-        which = isolated and _MEASURES[self._metric][1] == COMPLETION, q
+        which = isolated and _MEASURES[self._metric][1] == _COMPLETION, q
         if which not in self._samples:
             self._samples[which] = self._read(*which)
         return self._samples[which].get(index)
 
-    def _query(self, name: str, isolated: bool, more: Params | None = None) -> pa.Table:
+    def _query(self, name: str, isolated: bool, keys: Mapping[int, int], more: Params | None = None) -> pa.Table:
         kind, measure = _MEASURES[self._metric]
         asked: dict[str, int | str | list[int]] = {"kind": kind, "measure": measure, "isolated": int(isolated)}
-        return self._source.query_rolled(name, asked | {"keys": list(self._keys)} | dict(more or {}))
+        return self._source.query_rolled(name, asked | {"keys": list(keys)} | dict(more or {}))
 
     def _whole(self, isolated: bool) -> dict[int, _Whole]:
-        read = self._query("bins", isolated)
+        read = self._query("bins", isolated, self._keys)
         bins = np.minimum(column(read, "bin", np.uint16).astype(np.int64), LAST_BIN)
         found = Ordered.of((indices(read, self._keys).astype(np.int64) << 16) + bins, column(read, "count", np.int64))
         bins = found.values & 0xFFFF
@@ -107,50 +110,45 @@ class Histograms:
         }
 
     def _read(self, isolated: bool, q: float) -> dict[int, Sample]:
-        for _ in range(_ATTEMPTS):
-            wholes = self._whole(isolated)
-            if not wholes:
-                return {}
-            found = self._tails(isolated, q, wholes)
-            if found is not None:
-                return found
-        raise StoreError(
-            f"the roll-ups of the window {self._source.window.brief()} change while they are read: "
-            "choose a window that has ended"
-        )
+        found = self._tails(isolated, q, self._whole(isolated), self._keys)
+        changed = {key: index for key, index in self._keys.items() if index in found and found[index] is None}
+        if changed:
+            found |= self._tails(isolated, q, {}, changed)
+        return {index: sample for index, sample in found.items() if sample is not None}
 
-    def _tails(self, isolated: bool, q: float, wholes: Mapping[int, _Whole]) -> dict[int, Sample] | None:
-        """The samples by index; None where what the window holds has changed too much since `wholes` was read."""
+    def _tails(
+        self, isolated: bool, q: float, wholes: Mapping[int, _Whole], keys: Mapping[int, int]
+    ) -> dict[int, Sample | None]:
+        """The samples of the kernels in `keys` by index; of those that `wholes` lacks, every bin is read by stretch.
+
+        None for a kernel that has changed too much since `wholes` was read.
+        """
         floors = {index: whole.floor(q) for index, whole in wholes.items()}
         buckets, width = self._source.window.buckets()
-        asked: dict[str, int | str | list[int]] = {"bucket_ns": width}
         read = self._query(
-            "tails", isolated, asked | {"floors": [floors.get(index, 0) for index in self._keys.values()]}
+            "tails", isolated, keys, {"bucket_ns": width, "floors": [floors.get(index, 0) for index in keys.values()]}
         )
-        index, bucket = indices(read, self._keys), column(read, "bucket", np.int32)
+        index, bucket = indices(read, keys), column(read, "bucket", np.int32)
         bins, counts = column(read, "bin", np.uint16), column(read, "count", np.int64)
         every = bins == _EVERY_BIN
-        per_bucket = np.bincount(
-            index[every].astype(np.int64) * buckets + bucket[every], counts[every], (max(wholes) + 1) * buckets
-        ).reshape(-1, buckets)
         durations = durations_ns(np.minimum(bins.astype(np.int64), LAST_BIN))
-        single = np.flatnonzero(~every)
-        samples = {}
-        for one, places in by_index(index[single]):
-            if one not in wholes:
-                return None
-            rows = single[places]
-            below = wholes[one].below(floors[one], int(per_bucket[one].sum()) - int(counts[rows].sum()))
-            if below is None:
-                return None
-            ordered = wholes[one].ordered
-            # Bins hide the tick of the host's clock, if it has one.
-            tick = device_tick(ordered.values, ordered.counts) if self._metric == "device" else 1
-            samples[one] = sample = Sample(
-                durations[rows], bucket[rows], buckets, counts[rows], tick, True, below, per_bucket[one]
+        samples: dict[int, Sample | None] = {}
+        for one, rows in by_index(index):
+            total, single = rows[every[rows]], rows[~every[rows]]
+            size = int(counts[total].sum())
+            whole = wholes.get(one, _NOTHING)
+            below = whole.below(floors.get(one, 0), size - int(counts[single].sum()), _SPARE * (1.0 - q) * size)
+            if below is None or rank(size, q) <= below.size:
+                samples[one] = None
+                continue
+            tick = 1  # bins hide that of the host's clock, if it has one
+            if self._metric == "device":
+                ordered = whole.ordered if one in wholes else Ordered.of(durations[single], counts[single])
+                tick = device_tick(ordered.values, ordered.counts)
+            per_bucket = np.bincount(bucket[total], counts[total], buckets).astype(np.float64)
+            samples[one] = Sample(
+                durations[single], bucket[single], buckets, counts[single], tick, True, below, per_bucket
             )
-            if rank(sample.size, q) <= below.size:
-                return None
         return samples
 
 

@@ -27,6 +27,9 @@ MOST_EXECUTIONS: Final = 1_000_000
 LEAST_SLICES: Final = 60
 SLICE_NS: Final = 1_000_000_000
 """The least length of a slice; long beside executions, which are not cut where it begins or ends."""
+MOST_SLICES: Final = 1 << 22
+MOST_READ: Final = 20_000
+"""Slices of a window, and of those how many are read: in a long window, or one of few executions, they are longer."""
 _SPREAD: Final = 2_654_435_769  # 2^32 over the golden ratio: multiples of it fill 2^32 evenly, in step with no period
 
 
@@ -160,7 +163,10 @@ class _Slices:
         device = evidence.device
         held = device.covered_ns / max(1, len(device.stretches)) / (width / each)
         share = max(MAX_EXECUTIONS / timed, min(MOST_EXECUTIONS / timed, LEAST_SLICES / max(held, 1.0)))
-        return cls(buckets, width, each, int(2**32 * min(1.0, share)))
+        share = min(1.0, share)
+        # No fewer device windows are read for it: a longer slice holds more of them.
+        each = max(1, min(each, int(min(MOST_SLICES, MOST_READ / share)) // buckets))
+        return cls(buckets, width, each, int(2**32 * share))
 
     @property
     def slice_ns(self) -> int:

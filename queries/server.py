@@ -70,9 +70,9 @@ class ServerStore:
             if not connection.is_lost(error):
                 raise connection.explain(error, self.address) from error
         with self._reconnecting:
-            if self._client is client:  # no other thread has been here
+            # Unless another thread has been here. The old client is not closed: one may be in the middle of using it.
+            if self._client is client:
                 self._client = connection.connect(self.address)
-                client.close()
             client = self._open()
         with explained(self.address):
             return self._ask(client, sql, params or {})

@@ -1,4 +1,5 @@
--- As kernels_between, from the roll-ups of whole minutes, without p99: the reader takes it from the bins.
+-- As kernels_between, from the roll-ups of whole minutes, without p99: the reader takes it from the bins. Kernels of which
+-- no launch ran are left out as there; first and last are those of all launches.
 SELECT
     kernel_name,
     cityHash64(kernel_name) AS kernel_key,
@@ -43,4 +44,5 @@ FROM
         AND ({service:String} = '' OR service = {service:String})
 ) AS totals
 GROUP BY kernel_name
+HAVING launches > 0 OR executions > 0
 ORDER BY device_total_ns DESC, launches DESC, kernel_name

@@ -58,3 +58,8 @@ def test_the_tick_that_bins_show(tick: int, typical: int, told: int) -> None:
     durations += rng.integers(-1, 2, durations.size) * (tick == 32)
     values, counts = np.unique(binned(np.maximum(durations, 1)), return_counts=True)
     assert bins.device_tick(values, counts) == told
+
+
+@pytest.mark.parametrize(("values", "told"), [([0], 1), ([0, 37], 1), ([0, 64], 32)])
+def test_durations_of_nothing_show_no_tick(values: list[int], told: int) -> None:
+    assert bins.device_tick(binned(np.array(values)), np.full(len(values), 1_000)) == told

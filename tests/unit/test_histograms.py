@@ -15,7 +15,6 @@ from kdiff.analysis import bins
 from kdiff.analysis.histograms import Histograms
 from kdiff.analysis.interval import Sample, tail_estimate
 from kdiff.analysis.window import MINUTE_NS, Window
-from kdiff.queries.errors import StoreError
 from kdiff.queries.store import Params
 
 MINUTES = 120
@@ -29,6 +28,7 @@ class Fake:
 
     states: list[Rows]
     asked: list[str] = field(default_factory=list)
+    keys: list[object] = field(default_factory=list)
     window: Window = WINDOW
 
     def query(self, name: str, params: Params | None = None) -> pa.Table:
@@ -38,8 +38,11 @@ class Fake:
         rows = self.states[min(len(self.asked), len(self.states) - 1)]
         self.asked.append(name)
         asked = dict(params or {})
+        self.keys.append(asked["keys"])
         met: dict[tuple[int, ...], int] = {}
         for key, minute, number, count in rows:
+            if key not in asked["keys"]:  # type: ignore[operator]
+                continue
             if name == "bins":
                 met[key, number] = met.get((key, number), 0) + count
                 continue
@@ -115,16 +118,54 @@ def test_what_arrives_between_the_two_queries_is_counted_once() -> None:
     assert tail_estimate(sample, 0.99).value == tail_estimate(written_out(first + late), 0.99).value
 
 
-def test_what_changes_too_much_is_read_anew_and_not_for_ever() -> None:
-    slow: Rows = [(7, minute, 400, 1) for minute in range(MINUTES)]
-    fast: Rows = [(7, minute, 300, 1_000) for minute in range(MINUTES)]
-    source = Fake([slow, slow + fast])
-    sample = chosen(source, 0.99)[0]
-    assert source.asked == ["bins", "tails"] * 2
+EVEN: Rows = [(7, minute, 300 + number, 10) for minute in range(MINUTES) for number in range(100)]
+SLOW: Rows = [(7, minute, 400, 1) for minute in range(MINUTES)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(SLOW, SLOW + [(7, minute, 300, 1_000) for minute in range(MINUTES)], id="many faster ones"),
+        pytest.param([(7, 3, 400, 1)], [(7, 3, 400, 1), (7, 4, 300, 1)], id="a second launch"),
+        pytest.param(EVEN, [*EVEN, (7, 5, 396, 1_000)], id="from below the quantile to its lower limit"),
+        pytest.param(EVEN, [row for row in EVEN if row[2] < 390], id="the slowest are gone"),
+        pytest.param(EVEN, [row for row in EVEN if row[1] < 40], id="two thirds are gone"),
+        pytest.param(SLOW, SLOW[:1], id="all but one are gone"),
+        pytest.param([(8, 3, 250, 90)], [(8, 3, 250, 90), (7, 5, 300, 9)], id="the kernel appears"),
+    ],
+)
+def test_what_changes_too_much_between_the_two_queries_is_as_in_the_second(first: Rows, second: Rows) -> None:
+    sample = chosen(Fake([first, second]), 0.99, {7: 6, 8: 2})[6]
     assert sample is not None
-    assert tail_estimate(sample, 0.99).value == tail_estimate(written_out(slow + fast), 0.99).value
-    with pytest.raises(StoreError, match=r"change while they are read: choose a window that has ended"):
-        chosen(Fake([slow, slow + fast] * 3), 0.99)
+    true = written_out([row for row in second if row[0] == 7])
+    found, wanted = tail_estimate(sample, 0.99), tail_estimate(true, 0.99)
+    assert (found.value, found.n, found.limits(0.05)) == (wanted.value, wanted.n, wanted.limits(0.05))
+    assert (found.ordered.values == wanted.ordered.values).all()
+    assert (found.ordered.counts == wanted.ordered.counts).all()
+
+
+def test_what_changes_all_the_time_is_read_all_the_same() -> None:
+    fast: Rows = [(7, minute, 300, 1_000) for minute in range(MINUTES)]
+    source = Fake([SLOW, SLOW + fast, SLOW])
+    sample = chosen(source, 0.99)[0]
+    assert source.asked == ["bins", "tails", "tails"]
+    assert sample is not None
+    assert tail_estimate(sample, 0.99).value == tail_estimate(written_out(SLOW), 0.99).value
+
+
+def test_a_kernel_that_is_gone_by_the_second_query_has_no_sample() -> None:
+    assert chosen(Fake([EVEN, []]), 0.99) == {0: None}
+
+
+def test_kernels_that_did_not_change_are_not_read_again() -> None:
+    others: Rows = [(8, minute, number, count) for _, minute, number, count in EVEN]
+    source = Fake([EVEN + others, [*EVEN, (8, 0, 300, 1)]])
+    found = chosen(source, 0.99, {7: 0, 8: 1})
+    assert source.asked == ["bins", "tails", "tails"]
+    assert source.keys == [[7, 8], [7, 8], [8]]
+    assert found[0] is not None
+    assert found[1] is not None
+    assert (found[0].durations_ns.size, found[1].size) == (2 * MINUTES, 1)
 
 
 def test_a_sample_told_as_a_whole_comes_with_its_stretches() -> None:

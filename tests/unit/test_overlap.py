@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 import captures
 from captures import MINUTE, SECOND, T0
 from kdiff.analysis import overlap
+from kdiff.analysis.device import DeviceRecording
 from kdiff.analysis.evidence import Evidence
 from kdiff.analysis.overlap import read_activity, sweep
 from kdiff.analysis.share import Share, moved
@@ -156,6 +158,22 @@ def test_slices_are_not_in_step_with_device_windows(tmp_path: Path, monkeypatch:
     for half, share in ((slice(None, 60), 0.2), (slice(60, None), 0.6)):
         assert found.busy.part[half].sum() == pytest.approx(share * found.busy.whole[half].sum(), rel=0.02)
     assert found.busy.value == pytest.approx(0.4, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("days", "timed"), [(90, 200_000), (90, 2_000_000), (90, 10**12), (90_000, 200_000), (90_000, 10**12)]
+)
+def test_long_windows_have_no_more_slices_than_can_be_held(days: int, timed: int) -> None:
+    """A process is timed for a second of each 10,000: of that the share is read which is wanted."""
+    window = Window(0, days * 1440 * MINUTE)
+    begins = np.arange(0, window.to_ns, 10_000 * SECOND)
+    device = DeviceRecording(stretches={("host-1", 7): np.stack([begins, begins + SECOND], 1)})
+    source: Any = SimpleNamespace(window=window, device=device, timed_processes={1: ("host-1", 7)})
+    slices = overlap._Slices.of(source, timed)
+    assert slices.buckets * slices.each <= overlap.MOST_SLICES
+    assert slices.bounds()[0].size <= 1.1 * overlap.MOST_READ
+    read = overlap._covered(source, np.array([1], np.uint64), slices).sum() / device.covered_ns
+    assert read == pytest.approx(slices.chosen / 2**32, rel=0.2, abs=3 / slices.bounds()[0].size)
 
 
 def share(value: float, noise: float, seed: int, stretches: int = 120) -> Share:

@@ -18,7 +18,7 @@ import captures
 from captures import MINUTE, SECOND, T0
 from kdiff.analysis import bins
 from kdiff.analysis.compare import Options, compare
-from kdiff.analysis.evidence import GRAPHS, Counts, Evidence, Metric, extent, whole_window
+from kdiff.analysis.evidence import GRAPHS, UNNAMED, Counts, Evidence, Metric, extent, whole_window
 from kdiff.analysis.quantiles import Ordered, quantile
 from kdiff.analysis.report import Report
 from kdiff.analysis.window import Window
@@ -362,6 +362,76 @@ def test_roll_ups_that_are_gone_are_not_judged_as_if_they_were_whole(
             assert {row.verdict.value for row in report.kernels} == {"INCONCLUSIVE"}
             assert all("histograms of the after window hold" in row.reasons[0] for row in report.kernels)
         assert captures.only(judged(server, True)).verdict.value == "REGRESSED"
+
+
+def test_rows_that_are_gone_do_not_make_up_for_roll_ups_that_are(own_database: Address, capture: Path) -> None:
+    """Twenty minutes have no roll-ups, and an hour between them has no rows."""
+    loaded.load(own_database, capture)
+    client = connect(own_database)
+    begin, count = BEFORE.from_ns // SECOND, "SELECT count() FROM {} WHERE {}"
+    bare = " OR ".join(f"{{0}} >= {at} AND {{0}} < {at + 600}" for at in (begin + 1800, begin + 7800))
+    of_rows = bare.format("intDiv(timestamp_ns, 1000000000)")
+    lacking = sum(
+        client.query(count.format(table, f"({of_rows}) AND {kinds}")).first_row[0]
+        for table, kinds in (("cuda_events", "kind != 'sync'"), ("kernel_executions", "1"))
+    )
+    for table in ("kernel_totals", "process_minutes"):
+        client.command(f"DELETE FROM {table} WHERE {bare.format('toUnixTimestamp(minute)')}")
+    for table in ("cuda_events", "kernel_executions"):
+        gone = f"timestamp_ns >= {begin + 3600}000000000 AND timestamp_ns < {begin + 7200}000000000"
+        client.command(f"DELETE FROM {table} WHERE {gone}")
+    client.close()
+    with ServerStore(own_database) as server:
+        assert Evidence(server, BEFORE).missing_rollups == lacking > 1_000
+        assert Evidence(server, BEFORE, exact=True).missing_rows > 2 * lacking
+
+
+def test_what_arrives_between_two_counts_is_not_missing(
+    own_database: Address, capture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded.load(own_database, capture)
+    times = captures.spread(BEFORE.from_ns, BEFORE.to_ns, LAUNCHES)
+    client = connect(own_database)
+    with ServerStore(own_database) as server:
+        query = server.query
+
+        def late(name: str, params: Params | None = None) -> pa.Table:
+            answer = query(name, params)
+            if name == "minutes_census" and late.rows:  # type: ignore[attr-defined]
+                client.insert_arrow("cuda_events", late.rows.pop())  # type: ignore[attr-defined]
+            return answer
+
+        late.rows = [captures.launches("late", times, completion_ns=1)]  # type: ignore[attr-defined]
+        monkeypatch.setattr(server, "query", late)
+        evidence = Evidence(server, BEFORE)
+        assert "late" not in evidence.census()
+        assert evidence.missing_rollups == 0
+        assert sum(row["launches"] for row in evidence.processes) == 4 * LAUNCHES
+    client.close()
+
+
+def test_launches_that_did_not_run_are_listed_no_more_than_from_rows(own_database: Address, tmp_path: Path) -> None:
+    times = captures.spread(BEFORE.from_ns, BEFORE.to_ns, 500)
+    for kernel, columns in {"ran": {}, "failed": {"status": 2}, "captured": {"flags": 1}}.items():
+        captures.write(tmp_path, "cuda_events", captures.launches(kernel, times, completion_ns=9, **columns), kernel)
+    captures.write(tmp_path, "kernel_executions", captures.executions("in a graph", times, 9), "1")
+    loaded.load(own_database, tmp_path)
+    with ServerStore(own_database) as server:
+        rolled, exact = (Evidence(server, BEFORE, exact=e).kernels() for e in (False, True))
+    assert rolled == exact
+    assert [row["kernel_name"] for row in exact] == ["in a graph", "ran"]
+
+
+def test_a_kernel_that_is_called_as_graphs_are_hides_none(tmp_path: Path) -> None:
+    times = captures.spread(BEFORE.from_ns, BEFORE.to_ns, 500)
+    called = {"": "graph_launch", GRAPHS: "launch", UNNAMED: "launch", "k": "launch"}
+    for number, (kernel, kind) in enumerate(called.items()):
+        captures.write(tmp_path, "cuda_events", captures.launches(kernel, times, kind=kind), f"{number}")
+    with CaptureStore(tmp_path) as store:
+        both = Both.of(store, BEFORE)
+        same_counts(both)
+        launches = {name: counts.launches for name, counts in both.rolled.census().items()}
+    assert launches == {GRAPHS: 500, UNNAMED: 1_000, "k": 500}
 
 
 def test_a_clock_that_was_off_does_not_hide_the_rest(tmp_path: Path) -> None:

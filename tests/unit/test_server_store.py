@@ -6,9 +6,11 @@ import json
 import os
 import shutil
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import loaded
@@ -181,6 +183,31 @@ def test_a_server_that_restarts_between_two_queries(tmp_path: Path, hostile: Pat
             running.kill()
             with pytest.raises(StoreError, match="nothing listens on"):
                 store.query("services")
+
+
+def test_a_server_that_restarts_while_two_threads_ask(tmp_path: Path, hostile: Path) -> None:
+    """Each of them goes on, on the new connection."""
+    with StandIn(tmp_path / "data") as running:
+        address = running.address("default")
+        loaded.load(address, hostile)
+        with ServerStore(address) as store:
+            expected, ready = store.query("services"), Barrier(3, timeout=60)
+
+            def ask() -> list[bool]:
+                same = []
+                for _ in range(3):
+                    ready.wait()  # the server restarts
+                    ready.wait()
+                    same += [store.query("services").equals(expected) for _ in range(2)]
+                return same
+
+            with ThreadPoolExecutor(2) as pool:
+                answers = [pool.submit(ask) for _ in range(2)]
+                for _ in range(3):
+                    ready.wait()
+                    running.restart()
+                    ready.wait()
+                assert [answer.result() for answer in answers] == [[True] * 6] * 2
 
 
 def test_what_names_the_store(monkeypatch: pytest.MonkeyPatch, triton: Address, swap: Path) -> None:
