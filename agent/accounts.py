@@ -6,8 +6,10 @@ has the victim is not told that it is lost, and one that counts it as lost takes
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -68,7 +70,8 @@ class Accounts:
         """Accounts for a segment; returns its rows. Those of an account are summed up.
 
         `identity` is asked for where there is an account: of a foreign file it takes as long as reading it.
-        A segment that cannot be read has no rows: it could not have been shipped either.
+        A segment that cannot be read has no rows: it could not have been shipped either. Raises OSError where it is
+        this process that cannot read it now: for want of memory or of descriptors.
         """
         try:
             read_footer(file.path, file.table, TABLES[file.table])
@@ -80,7 +83,9 @@ class Accounts:
                     return rows
                 groups = _groups(file.table, parquet)
             victim = Victim(file.table, identity(), rows)
-        except (OSError, ValueError, pa.ArrowException, UnreadableError):
+        except (OSError, ValueError, MemoryError, pa.ArrowException, UnreadableError) as error:
+            if wants := _wants(error):
+                raise OSError(wants, f"{os.strerror(wants)} to read what is to be given up") from error
             return 0
         table, account = "agent_health", [_health_row(group) for group in groups]
         if file.table != "cuda_events":
@@ -120,6 +125,17 @@ class Accounts:
             told = [*victims, (NO_VICTIM, len(sums))] if sums else victims
             metadata = json.dumps([[victim.table, victim.identity, victim.rows, count] for victim, count in told])
             yield table, _parquet(table, self.rows[table] + sums, {_VICTIMS_KEY: metadata} if victims else {})
+
+
+def _wants(error: BaseException | None) -> int:
+    """ENOMEM, EMFILE or ENFILE where that is why; 0 where it lies in the file."""
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return errno.ENOMEM
+        if isinstance(error, OSError) and error.errno in (errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+            return error.errno
+        error = error.__cause__
+    return 0
 
 
 def victims_of(metadata: dict[bytes, bytes] | None, table: str, rows: int) -> list[tuple[Victim, int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
@@ -16,6 +17,7 @@ from kdiff.agent import procfs
 LOOK_EVERY_S: Final = 0.5
 _SHARE_OF_AGE: Final = 0.25
 _LONGEST_S: Final = 30.0
+_AT_ONCE_S: Final = 0.02  # of a look: the recording reads no events meanwhile
 _CUDA: Final = b"/libcuda"  # libcudart too
 _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 _NEVER: Final = float("inf")
@@ -26,21 +28,28 @@ class Discovery:
 
     def __init__(self) -> None:
         self._look_at: dict[int, float] = {}  # of each pid, monotonic seconds
+        self._due: deque[int] = deque()
         self._next = 0.0
 
     def found(self, now: float) -> Iterator[int]:
-        """Processes that use CUDA and were not told yet (`now`: monotonic seconds). Cheap between two looks."""
-        if now < self._next:
-            return
-        self._next = now + LOOK_EVERY_S
-        present = procfs.pids()
-        for pid in self._look_at.keys() - set(present):
-            del self._look_at[pid]
-        for pid in present:
-            if now >= self._look_at.get(pid, 0.0):
-                found, self._look_at[pid] = _look(pid, now)
-                if found:
-                    yield pid
+        """Processes that use CUDA and were not told yet (`now`: monotonic seconds). Cheap between two looks.
+
+        However many there are, it takes some hundredths of a second: the others follow in the next calls.
+        """
+        if now >= self._next:
+            self._next = now + LOOK_EVERY_S
+            present = procfs.pids()
+            for pid in self._look_at.keys() - set(present):
+                del self._look_at[pid]
+            # New ones first, then what has waited longest: nobody waits for ever.
+            due = sorted((self._look_at.get(pid, 0.0), pid) for pid in present)
+            self._due = deque(pid for at, pid in due if now >= at)
+        until = time.monotonic() + _AT_ONCE_S
+        while self._due and time.monotonic() < until:
+            pid = self._due.popleft()
+            found, self._look_at[pid] = _look(pid, now)
+            if found:
+                yield pid
 
     def forget(self, pid: int) -> None:
         """The process has ended, and another one may have its pid."""

@@ -210,13 +210,13 @@ def _environment(pid: int) -> dict[str, str]:
 
 def _tracer(pid: int) -> str:
     try:
-        found = re.search(r"^TracerPid:\s*([1-9]\d*)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        found = re.search(rb"^TracerPid:\s*([1-9]\d*)", Path(f"/proc/{pid}/status").read_bytes(), re.MULTILINE)
     except OSError:
         return ""
     if found is None:
         return ""
     tracer = procfs.stat(int(found[1]))
-    return tracer.comm if tracer else found[1]
+    return tracer.comm if tracer else found[1].decode()
 
 
 # ---- a command ----

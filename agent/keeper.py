@@ -84,6 +84,16 @@ class Keeper:
             dict(policy.shed.rows),
         )
 
+    def answer(self, where: tuple[str, int]) -> None:
+        """Metrics on `where`, as soon as it is free: the keeper of a recorder that was killed has it for a moment."""
+        try:
+            serve(where, self.figures)
+        except AgentError as error:
+            self._say("metrics", str(error))
+            later = threading.Timer(_EVERY_S, self.answer, (where,))
+            later.daemon = True
+            later.start()
+
     def run(self) -> None:
         """Until standard input ends, and at most GRACE_S longer."""
         threading.Thread(target=self._listen, daemon=True).start()
@@ -143,10 +153,7 @@ def main() -> None:
     try:
         keeper = Keeper(given.root, given.store, given.max_bytes)
         if given.metrics:
-            try:
-                serve(place(given.metrics), keeper.figures)
-            except AgentError as error:
-                announce(str(error))
+            keeper.answer(place(given.metrics))
         keeper.run()
     except (KdiffError, OSError) as error:
         announce(str(error))

@@ -12,7 +12,7 @@ from typing import Final
 _MAPPING: Final = re.compile(
     rb"^([0-9a-f]+)-([0-9a-f]+) ..([x-]). ([0-9a-f]+) ([0-9a-f]+:[0-9a-f]+) ([0-9]+) +(/.*)$", re.MULTILINE
 )
-_CONTAINER: Final = re.compile(r"([0-9a-f]{64})")
+_CONTAINER: Final = re.compile(rb"([0-9a-f]{64})")
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,32 @@ class Mapping:
         return self.device, self.inode
 
 
+def maps(pid: int) -> bytes:
+    """/proc/PID/maps; b'' when the process is gone or hidden, or has no memory, as a kernel thread."""
+    for thread in (pid, *_other_threads(pid)):
+        try:
+            text = Path(f"/proc/{thread}/maps").read_bytes()
+        except OSError:
+            return b""
+        if text:
+            return text
+    return b""
+
+
+def _other_threads(pid: int) -> Iterator[int]:
+    """The others, where the first has ended: it tells nothing of memory any more, and the process runs on."""
+    found = stat(pid)
+    if found is None or found.state not in "ZX" or found.ended:
+        return
+    try:
+        yield from (int(entry) for entry in os.listdir(f"/proc/{pid}/task") if int(entry) != pid)
+    except OSError:
+        return
+
+
 def file_mappings(pid: int) -> list[Mapping]:
     """What a process maps of files; [] when it is gone or hidden."""
-    try:
-        text = Path(f"/proc/{pid}/maps").read_bytes()
-    except OSError:
-        return []
+    text = maps(pid)
     return [
         Mapping(
             start=int(m[1], 16),
@@ -55,9 +75,11 @@ def file_mappings(pid: int) -> list[Mapping]:
 
 def open_mapping(pid: int, mapping: Mapping) -> int | None:
     """A descriptor of the very file that is mapped, whatever its path now is; None when it cannot be had."""
+    extent = f"{mapping.start:x}-{mapping.end:x}"
     for path in (
-        f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}",
+        f"/proc/{pid}/map_files/{extent}",
         f"/proc/{pid}/root{mapping.path}",
+        *(f"/proc/{thread}/map_files/{extent}" for thread in _other_threads(pid)),
         mapping.path,  # the process has ended: the same file, if it is here under the same name
     ):
         try:
@@ -78,11 +100,14 @@ class Stat:
     state: str
     parent: int
     start_ticks: int
+    threads: int = 1
+    image: tuple[int, int] = (0, 0)
+    """Where its code and its stack begin: another program, or the same anew, has others. Zeros where that is hidden."""
 
     @property
     def ended(self) -> bool:
-        """Whether only its parent's wait is missing."""
-        return self.state in "ZX"
+        """Whether only its parent's wait is missing. Where its first thread has ended before others it runs on."""
+        return self.state in "ZX" and self.threads <= 1
 
 
 def stat(pid: int) -> Stat | None:
@@ -93,7 +118,9 @@ def stat(pid: int) -> Stat | None:
         return None
     head, _, tail = text.rpartition(b")")
     fields = tail.split()
-    return Stat(head.partition(b"(")[2].decode(errors="replace"), fields[0].decode(), int(fields[1]), int(fields[19]))
+    comm = head.partition(b"(")[2].decode(errors="replace")
+    image = int(fields[23]), int(fields[25])
+    return Stat(comm, fields[0].decode(), int(fields[1]), int(fields[19]), int(fields[17]), image)
 
 
 def thread_name(pid: int, tid: int) -> str:
@@ -107,17 +134,17 @@ def thread_name(pid: int, tid: int) -> str:
 def container_id(pid: int) -> str:
     """The 64 hex digits of the container in the cgroup path; '' outside containers."""
     try:
-        text = Path(f"/proc/{pid}/cgroup").read_text()
+        text = Path(f"/proc/{pid}/cgroup").read_bytes()  # who may make a control group names it as he likes
     except OSError:
         return ""
     found = _CONTAINER.search(text)
-    return found[1] if found else ""
+    return found[1].decode() if found else ""
 
 
 def filters_system_calls(pid: int) -> bool:
     """Whether the process runs under a seccomp filter."""
     try:
-        return "\nSeccomp:\t2" in Path(f"/proc/{pid}/status").read_text()
+        return b"\nSeccomp:\t2" in Path(f"/proc/{pid}/status").read_bytes()
     except OSError:
         return False
 

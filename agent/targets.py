@@ -49,6 +49,7 @@ class Process:
     undecided: bool = False  # it had ended before its ancestry could be looked at
     driver_build: str = ""
     mappings: list[procfs.Mapping] = field(default_factory=list)
+    image: tuple[int, int] = (0, 0)  # of procfs.Stat, when it was decided
     ended_at: float | None = None  # monotonic; when it was first found to have ended
     scans: list[float] = field(default_factory=list)  # monotonic times at which to look at its mappings again
 
@@ -162,15 +163,30 @@ class Targets:
                 process = Process(pid, 0, "", "", traced=every, undecided=not every)
             else:
                 process = Process(
-                    pid, found.start_ticks, found.comm, procfs.container_id(pid), traced=self._wanted(pid)
+                    pid,
+                    found.start_ticks,
+                    found.comm,
+                    procfs.container_id(pid),
+                    traced=self._wanted(pid),
+                    image=found.image,
                 )
             self._processes[pid] = process
             self._tell_bpf(process)
-        if process.traced:
+        if process.traced or self._selection:
             now = time.monotonic()
             process.scans = [now + after for after in _SCAN_AFTER_S]
             self.scan_due(now)
         return process
+
+    def _decide_anew(self, process: Process) -> None:
+        """A process that has become another program is what that is: it may have been met between fork and exec."""
+        found = procfs.stat(process.pid)
+        if found is None or found.ended or found.start_ticks != process.start_ticks or found.image == process.image:
+            return
+        process.image, process.comm = found.image, found.comm
+        process.mappings, process.driver_build = [], ""
+        process.traced = self._wanted(process.pid)
+        self._tell_bpf(process)
 
     def _wanted(self, pid: int) -> bool:
         if self._roots is None:
@@ -190,7 +206,10 @@ class Targets:
                     process.scans.pop(0)
                 if not process.scans:
                     process.scans.append(now + _SCAN_EVERY_S)
-                self._scan(process)
+                if self._selection:
+                    self._decide_anew(process)
+                if process.traced:
+                    self._scan(process)
 
     def _scan(self, process: Process) -> None:
         mappings = procfs.file_mappings(process.pid)

@@ -36,8 +36,8 @@ static u64 window_ms = 1000, period_ms = 10000, settle_ms = 1000;
 static bool always;
 static double budget = 0.005;
 static struct cupti cupti;
-static volatile bool leaving; /* the program ends */
-static volatile bool in_window; /* until all of it is handed over */
+static bool leaving; /* the program ends */
+static bool at_work; /* from before CUPTI is called until a window is handed over */
 
 /* ---- settings ---- */
 
@@ -86,6 +86,28 @@ static bool read_settings(void)
     return true;
 }
 
+static bool is_leaving(void)
+{
+    return __atomic_load_n(&leaving, __ATOMIC_SEQ_CST);
+}
+
+/* Whether this thread may call CUPTI: the program's exit waits until `end_work`. One of the two sees the other in time. */
+static bool begin_work(void)
+{
+    __atomic_store_n(&at_work, true, __ATOMIC_SEQ_CST);
+    return !is_leaving();
+}
+
+static void end_work(void)
+{
+    __atomic_store_n(&at_work, false, __ATOMIC_SEQ_CST);
+}
+
+static bool is_at_work(void)
+{
+    return __atomic_load_n(&at_work, __ATOMIC_SEQ_CST);
+}
+
 static u64 random_below(u64 limit)
 {
     u64 value = 0;
@@ -116,7 +138,7 @@ static bool settled(void)
 /* Sleeps until a time, or until that need not be waited for any longer. */
 static void rest_until(u64 ms)
 {
-    for (u64 now; (now = now_ms()) < ms && !leaving && handover_heard();)
+    for (u64 now; (now = now_ms()) < ms && !is_leaving() && handover_heard();)
         sleep_ms(ms - now < IDLE_MS ? (long)(ms - now) : IDLE_MS);
 }
 
@@ -194,7 +216,6 @@ static enum next run_window(u64 began_ms, u32 *skipped)
     case WINDOW_OPENED:
         break;
     }
-    in_window = true;
     window_announce();
     hand_over_devices();
     if (said_state != STATE_WORKING)
@@ -204,8 +225,8 @@ static enum next run_window(u64 began_ms, u32 *skipped)
     while (window_is_open() && !window_broken()) {
         hooks_scan();
         window_drain();
-        if (leaving || !handover_heard()) {
-            ended = leaving ? ENDED_EXIT : ENDED_UNHEARD;
+        if (is_leaving() || !handover_heard()) {
+            ended = is_leaving() ? ENDED_EXIT : ENDED_UNHEARD;
             break;
         }
         if (buffers_delivered() > most) {
@@ -223,7 +244,6 @@ static enum next run_window(u64 began_ms, u32 *skipped)
         sleep_ms(SLICE_MS);
     }
     window_end(ended, *skipped);
-    in_window = false;
     *skipped = 0;
     if (window_broken()) {
         turn_off("%s (%u)", window_broken(), cupti.version);
@@ -237,7 +257,7 @@ static void *work(void *unused)
     (void)unused;
     u32 skipped = 0;
     bool heard = false;
-    while (!leaving) {
+    while (!is_leaving()) {
         hooks_scan(); /* before an agent comes too: what dlsym has answered by then stays in use */
         if (!handover_heard()) {
             heard = false;
@@ -252,10 +272,11 @@ static void *work(void *unused)
             continue;
         }
         enum next next = SOON;
-        if (settled()) {
+        if (settled() && begin_work()) {
             enum cupti_found found = find_cupti();
             next = found == CUPTI_FOUND ? run_window(began, &skipped) : found == CUPTI_UNKNOWN ? NEVER : AFTER_GAP;
         }
+        end_work();
         if (next == NEVER)
             break;
         if (next == SOON) {
@@ -296,11 +317,11 @@ static void at_exit(void)
 {
     if (hooks_pass)
         return;
-    leaving = true;
-    for (u64 until = now_ms() + MOST_WAIT_MS; in_window && now_ms() < until;)
+    __atomic_store_n(&leaving, true, __ATOMIC_SEQ_CST);
+    for (u64 until = now_ms() + MOST_WAIT_MS; is_at_work() && now_ms() < until;)
         sleep_ms(1);
     /* It may be in a call that does not come back any more: the program ends all the same. */
-    if (in_window)
+    if (is_at_work())
         hooks_pass = true;
 }
 

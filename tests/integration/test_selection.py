@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from recording import Recording, agent_command, host_environment
 
-from standins.standins import workload
+from standins.standins import build, workload
 
 pytestmark = pytest.mark.ebpf
 
@@ -38,6 +40,36 @@ def test_only_what_rules_choose_is_recorded(tmp_path: Path) -> None:
     assert recording.lost == 0
     assert recording.launches.groupby("pid").size().to_dict() == {running[2].pid: 997, running[3].pid: 997}
     assert set(recording.launches.kernel_name) == {"mine"}
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_process_that_becomes_another_program_is_what_that_is(tmp_path: Path, chosen: bool) -> None:
+    """It is met as what it was: a launcher that maps the driver, or a child between fork and exec."""
+    load = ("--kernel", "becomes:5", "--launches", 997, "--syncs", 7)
+    run = workload(*load, "--wait-before", 4, "--wait-after", 0.3)
+    code = f"import ctypes, json, os, time; ctypes.CDLL('{build().build / 'libcuda.so.1'}'); time.sleep(1.2); "
+    code += "command = json.loads(os.environ.pop('BECOMES')); os.execv(command[0], command)"
+    env = {**run.env, "BECOMES": json.dumps([str(part) for part in run.command])}
+    rule = ("--include" if chosen else "--exclude", "command=*becomes*")
+    agent = subprocess.Popen(
+        agent_command(tmp_path / "capture", *rule), env=host_environment(run), stderr=subprocess.PIPE, text=True
+    )
+    assert agent.stderr is not None
+    try:
+        while "probes attached" not in (line := agent.stderr.readline()):
+            assert line, "it ended"
+        launcher = subprocess.Popen([sys.executable, "-c", code], env=env)
+        assert launcher.wait(timeout=60) == 0
+        agent.terminate()
+        _, stderr = agent.communicate(timeout=60)
+    finally:
+        agent.kill()
+        agent.communicate()
+    recording = Recording(tmp_path / "capture", agent.returncode, stderr)
+    if chosen:
+        assert recording.launches.groupby("pid").size().to_dict() == {launcher.pid: 997}
+    else:
+        assert not list(recording.directory.glob("cuda_events/*")), stderr
 
 
 def test_rules_that_cannot_be_meant_are_one_sentence(tmp_path: Path) -> None:

@@ -133,10 +133,53 @@ def test_containers_by_their_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         f"0::/kubepods.slice/kubepods-burstable.slice/pod8e/cri-containerd-{digits}.scope\n": digits,
         f"12:pids:/docker/{digits}\n1:name=systemd:/docker/{digits}\n0::/\n": digits,
         f"0::/docker/{digits[:-1]}\n": "",
+        f"0::/\udcff/docker/{digits}\n": digits,  # a name that is no text
     }
     for text, want in cases.items():
-        monkeypatch.setattr(Path, "read_text", lambda _, text=text: text)
+        monkeypatch.setattr(Path, "read_bytes", lambda _, text=text: os.fsencode(text))
         assert procfs.container_id(1) == want
+
+
+def test_a_process_whose_first_thread_has_ended() -> None:
+    """It runs on, and its other threads tell what it maps."""
+    script = """
+import ctypes, platform, sys, threading
+def run():
+    while b"Z" not in open("/proc/self/stat", "rb").read().rpartition(b")")[2].split()[0]:
+        pass
+    print(flush=True)
+    sys.stdin.read()
+threading.Thread(target=run).start()
+ctypes.CDLL(None).syscall(60 if platform.machine() == "x86_64" else 93, 0)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        found = procfs.stat(child.pid)
+        assert found is not None
+        assert (found.state, found.ended) == ("Z", False)
+        assert Path(f"/proc/{child.pid}/maps").read_bytes() == b""
+        mapping = next(one for one in procfs.file_mappings(child.pid) if one.executable)
+        fd = procfs.open_mapping(child.pid, mapping)
+        assert fd is not None
+        os.close(fd)
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        found = procfs.stat(child.pid)
+        assert found is not None
+        assert found.ended
+        assert procfs.maps(child.pid) == b""
+
+
+def test_a_name_that_is_no_text_hides_no_filter() -> None:
+    """The name of a process is in its status, and may be any bytes."""
+    name = "import ctypes, sys; ctypes.CDLL(None).prctl(15, b'\\xff\\xfe', 0, 0, 0); "
+    script = name + "print(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert procfs.filters_system_calls(child.pid) is False
+        child.communicate()
 
 
 def test_seccomp_filters() -> None:

@@ -20,6 +20,11 @@ LATE = (
 )
 
 
+@pytest.fixture(autouse=True)
+def _all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "_AT_ONCE_S", 60.0)
+
+
 @pytest.fixture
 def late() -> Iterator[subprocess.Popen[str]]:
     """A program that loads the driver when it is told to."""
@@ -76,3 +81,29 @@ def test_a_process_that_ends_is_forgotten(late: subprocess.Popen[str]) -> None:
     late.communicate()
     set(found.found(now + LOOK_EVERY_S))
     assert late.pid not in found._look_at
+
+
+def test_a_look_at_many_processes_is_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call takes long, each process gets its turn, and one that is new goes before those that were looked at."""
+    looked: list[int] = []
+
+    def look(pid: int, now: float) -> tuple[bool, float]:
+        time.sleep(0.001)
+        looked.append(pid)
+        return False, now + LOOK_EVERY_S
+
+    present = list(range(1, 201))
+    monkeypatch.setattr(discovery, "_look", look)
+    monkeypatch.setattr(discovery, "_AT_ONCE_S", 0.02)
+    monkeypatch.setattr(discovery.procfs, "pids", lambda: present)
+    found, now = Discovery(), 1000.0
+    calls = 0
+    while len(looked) < 200:
+        before = len(looked)
+        set(found.found(now + calls * 0.01))
+        calls += 1
+        assert len(looked) - before <= 20
+    assert looked == present
+    present.insert(0, 999)
+    set(found.found(now + 100))
+    assert looked[200:203] == [999, 1, 2]

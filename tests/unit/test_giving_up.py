@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import sys
@@ -20,12 +21,13 @@ import shipped
 from fake_store import OTHER_URL, URL, FakeStore, stores
 
 import captures
-from kdiff.agent import redo
+from kdiff.agent import accounts, redo
 from kdiff.agent.cli import main
 from kdiff.agent.keeper import Keeper
 from kdiff.agent.redo import Entry, RedoLog
 from kdiff.agent.segment_files import Listing, SegmentFile
 from kdiff.queries import segments_write
+from kdiff.queries.segments_read import UnreadableError
 
 SIZES = [1009, 2003, 3001, 4001]
 EXECUTIONS = [997, 499]
@@ -472,3 +474,26 @@ def test_accounts_that_a_full_disk_has_no_room_for_wait_on_it(
     assert ship(monkeypatch, root) == 0
     assert store.made == MADE
     assert store.counts["lost"] > 0
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_what_this_process_cannot_read_now_is_not_given_up_uncounted(
+    root: Path, store: FakeStore, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """The other thread of the keeper, or of the host another process, has the last descriptor for a moment."""
+    really = accounts.read_footer
+    failures = [code] * 3
+
+    def read_footer(*of: Any) -> Any:
+        if failures:
+            raise UnreadableError("torn or not a Parquet file") from OSError(failures.pop(), "cannot be read")
+        return really(*of)
+
+    monkeypatch.setattr(accounts, "read_footer", read_footer)
+    for _ in range(3):
+        with pytest.raises(OSError, match="to read what is to be given up"):
+            keep(root, max_bytes=1)
+    keep(root, max_bytes=1)
+    assert not files(root)
+    keep(root, URL)
+    assert store.made == MADE

@@ -163,7 +163,9 @@ def test_a_file_that_may_not_be_seen_is_not_passed_over(tmp_path: Path, monkeypa
     assert refused() == f"{hidden} cannot be read (Too many levels of symbolic links): name another file with --config"
 
 
-@pytest.mark.parametrize("key", ["CONFIG", "LAYER", "DEVICE_TIME", "NO_RETURN", "INCLUDE", "EXCLUDE", "METRICS", "STORE"])
+@pytest.mark.parametrize(
+    "key", ["CONFIG", "LAYER", "DEVICE_TIME", "NO_RETURN", "INCLUDE", "EXCLUDE", "METRICS", "STORE"]
+)
 @pytest.mark.parametrize("command", ["config", "run"])
 def test_no_variable_makes_a_secret_shown(key: str, command: str) -> None:
     environment = {**os.environ, f"KDIFF_AGENT_{key}": "clickhouse://u:s3cret@h:8123/kdiff?x"}
