@@ -36,3 +36,16 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     captures.write(root, "agent_health", captures.health(captures.T0, captures.T0 + captures.MINUTE))
     with CaptureStore(root):
         yield
+
+
+@pytest.fixture(autouse=True)
+def _signals_stay() -> Iterator[None]:
+    """A test that leaves signals ignored would have them ignored in programs that later tests start."""
+    before = _ignored()
+    yield
+    assert _ignored() <= before
+
+
+def _ignored() -> set[signal.Signals]:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return {number for number in numbers if signal.getsignal(number) is signal.SIG_IGN}

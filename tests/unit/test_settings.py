@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from kdiff.agent import cli, settings
+from kdiff.agent import cli, command_run, settings
 from kdiff.agent.errors import AgentError
 
 FILE = """
@@ -30,6 +31,8 @@ exclude = ["user=root", "command=*a b*"]
 @pytest.fixture(autouse=True)
 def _no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(settings, "FILE", tmp_path / "etc" / "agent.toml")
+    # It ends a process: signals are ignored after it, also in programs that other tests start.
+    monkeypatch.setattr(command_run, "Ending", nullcontext)
     for name in list(os.environ):
         if name.startswith("KDIFF_"):
             monkeypatch.delenv(name)
