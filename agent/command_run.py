@@ -24,6 +24,7 @@ from kdiff.agent.options import (
     StateOption,
     tracing_of,
 )
+from kdiff.agent.signals import ENDING
 from kdiff.agent.terminal import RecordingProgress
 from kdiff.probes.program import Layers
 from kdiff.queries.address import masked
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from kdiff.agent.selection import Selection
 
 SPOOL: Final = Path("/var/lib/kdiff")
-ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 

@@ -27,6 +27,7 @@ from kdiff.agent.metrics import Figures, place, serve
 from kdiff.agent.redo import RedoLog
 from kdiff.agent.segment_files import Listing
 from kdiff.agent.shipping import EndedError, Hooks, Shipper
+from kdiff.agent.signals import ENDING
 from kdiff.agent.terminal import announce
 from kdiff.queries.address import Address
 from kdiff.queries.errors import KdiffError
@@ -148,7 +149,7 @@ def main() -> None:
     parser.add_argument("--metrics", default="")
     given = parser.parse_args()
     # A terminal and a service manager signal the whole group: the recorder ends first, then this.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
     try:
         keeper = Keeper(given.root, given.store, given.max_bytes)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from kdiff.agent.signals import ENDING
+
 GRACE_S: Final = 5.0
 """How long the keeper goes on shipping what the recorder wrote last."""
 _FIRST_DELAY_S: Final = 1.0
@@ -76,7 +78,7 @@ class Keeping:
 
     def _start(self, now: float) -> None:
         # A terminal and a service manager signal all processes, also one that does not ignore it yet.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:
             self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0)
         except OSError as error:

@@ -35,6 +35,7 @@ from kdiff.agent.recording import Options, Summary
 from kdiff.agent.ring import Ring, chosen, in_one, joined
 from kdiff.agent.rows import Owner, RowMaker, kernel_rows
 from kdiff.agent.segments import SegmentWriter, Spool, hold
+from kdiff.agent.signals import ENDING
 from kdiff.agent.targets import Targets, check_return_probes
 from kdiff.probes.device_wire import HANDED
 from kdiff.probes.wire import EVENT, NAME, Kind
@@ -47,7 +48,6 @@ _FLUSH_EVERY_S: Final = 10.0  # what a SIGKILL of the agent can cost; shorter ma
 _FLUSH_AT_ROWS: Final = 150_000  # writing more at once takes longer than the ring has room for
 _GRACE_S: Final = 10.0
 _GPUS_WITHIN_S: Final = 2.0  # a short recording waits for them at its end, when nothing is lost by it
-_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Recorder:
@@ -116,7 +116,7 @@ class Recorder:
 
     def _record(self) -> None:
         options = self._options
-        previous = {number: signal.signal(number, self._on_signal) for number in _ENDING}
+        previous = {number: signal.signal(number, self._on_signal) for number in ENDING}
         self._stretch = Stretch(time.time_ns())
         self._began = self._last_read = time.monotonic()
         self._cpu_began = time.process_time()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import pwd
 import re
@@ -15,6 +14,7 @@ from typing import Final
 
 from kdiff.agent import procfs
 from kdiff.agent.errors import AgentError
+from kdiff.agent.nearest import nearest
 from kdiff.queries.address import masked
 
 KINDS: Final = {
@@ -45,9 +45,8 @@ class Rule:
         if kind in KINDS and pattern:
             return cls(kind, pattern)
         if equals and pattern:
-            close = difflib.get_close_matches(kind, KINDS, n=1, cutoff=0.6)
-            meant = f"is {close[0]} meant?" if close else f"there are {', '.join(KINDS)}"
-            raise AgentError(f"the rule '{masked(text)}' is about '{masked(kind)}', which no process has: {meant}")
+            about = f"the rule '{masked(text)}' is about '{masked(kind)}', which no process has"
+            raise AgentError(f"{about}: {nearest(kind, KINDS)}")
         raise AgentError(f"the rule '{masked(text)}' is not KIND=PATTERN, like user=inference or command='*serve.py*'")
 
     def fits(self, facts: Mapping[str, Sequence[str]]) -> bool:

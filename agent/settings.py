@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import stat
 import tomllib
@@ -14,6 +13,7 @@ from typing import Any, Final
 import typer
 
 from kdiff.agent.errors import AgentError
+from kdiff.agent.nearest import nearest
 from kdiff.queries.address import masked
 
 FILE: Final = Path("/etc/kdiff/agent.toml")
@@ -39,7 +39,9 @@ def load_file(context: typer.Context, given: Path | None) -> None:
     shown = masked(str(path))
     for key in said:
         if key not in settings:
-            raise AgentError(f"{shown} has a key that does not exist, '{masked(key)}': {nearest(key, settings)}")
+            raise AgentError(
+                f"{shown} has a key that does not exist, '{masked(key)}': {nearest(key, sorted(settings))}"
+            )
     context.default_map = {
         str(settings[key].name): _checked(f"{shown}: {key}", value, settings[key]) for key, value in said.items()
     }
@@ -57,19 +59,12 @@ def refuse_unknown(environment: Mapping[str, str], settings: Iterable[str]) -> N
     known = [variable_of(key) for key in (*settings, "config")]
     for name in environment:
         if name.startswith(f"{PREFIX}_") and name not in known:
-            raise AgentError(f"{masked(name)} is no setting: {nearest(name, known)}")
+            raise AgentError(f"{masked(name)} is no setting: {nearest(name, sorted(known))}")
 
 
 def variable_of(key: str) -> str:
     """The environment variable of a setting."""
     return f"{PREFIX}_{key.replace('-', '_').upper()}"
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """What to write in place of a wrong word."""
-    known = sorted(known)
-    found = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"is {found[0]} meant?" if found else f"there are {', '.join(known)}"
 
 
 def source_of(context: typer.Context, option: Any, path: Path | None) -> str:
@@ -149,4 +144,4 @@ def _check_choice(what: str, value: str, option: Any) -> None:
     if isinstance(option.default, Enum):
         choices = [str(choice.value) for choice in type(option.default)]
         if value not in choices:
-            raise AgentError(f"{what} is one of {', '.join(choices)}: {nearest(value, choices)}")
+            raise AgentError(f"{what} is one of {', '.join(choices)}: {nearest(value, sorted(choices))}")

@@ -10,7 +10,8 @@ from kdiff.analysis import recorded
 from kdiff.analysis.at_once import of_both
 from kdiff.analysis.calibration import Excess, read_excess
 from kdiff.analysis.configuration import explain_launches
-from kdiff.analysis.evidence import GRAPHS, Counts, Evidence, Recording, holdings
+from kdiff.analysis.counts import GRAPHS, Counts, Recording
+from kdiff.analysis.evidence import Evidence, holdings
 from kdiff.analysis.interval import Sample, tail_estimate
 from kdiff.analysis.measure import NO_DEVICE_TIME, MetricChoice, Plan, choose, gather, unlike
 from kdiff.analysis.pairing import pair_kernels, show
@@ -94,7 +95,7 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
     """Compare two windows. Raises KdiffError where there is nothing to compare or a name names nothing."""
     before, after = before.at(options.policy.quantile), after.at(options.policy.quantile)
     sides = {"before": before, "after": after}
-    counted = dict(zip(sides, of_both(before, after, lambda its: (its.census(), its.recording())), strict=True))
+    counted = dict(zip(sides, of_both(before, after, lambda its, _: (its.census(), its.recording())), strict=True))
     census = {side: found[0] for side, found in counted.items()}
     recordings = {side: found[1] for side, found in counted.items()}
     for side, evidence in sides.items():

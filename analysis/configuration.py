@@ -9,11 +9,11 @@ from typing import Final
 
 from kdiff.analysis.at_once import of_both
 from kdiff.analysis.evidence import Evidence
-from kdiff.analysis.measure import Plan
+from kdiff.analysis.measure import Plan, keys_of
+from kdiff.analysis.queueing import LEAST_SHARE
 from kdiff.analysis.report import KernelReport
 from kdiff.analysis.verdict import Verdict
 
-LEAST_OVERLAP_LOST: Final = 0.1
 _USUAL: Final = 0.5  # of a kernel's executions: below that no configuration stands for it
 _REGISTERS: Final = 65_536
 """32-bit registers of a multiprocessor: CUDA C++ Programming Guide, compute capabilities, every one since 3.0."""
@@ -58,11 +58,8 @@ def explain_launches(
     if not asked or not before.timed or not after.timed:
         return list(rows)
 
-    def read(evidence: Evidence) -> dict[int, Configuration]:
-        sides = ((i, plans[i].pair.before if evidence is before else plans[i].pair.after) for i in asked)
-        return read_configurations(evidence, {key: i for i, counts in sides for key in counts.keys})
-
-    usual = of_both(before, after, read)
+    kernels = {index: plans[index] for index in asked}
+    usual = of_both(before, after, lambda evidence, side: read_configurations(evidence, keys_of(kernels, side)))
     told = list(rows)
     for index in asked:
         one, other = usual[0].get(index), usual[1].get(index)
@@ -113,7 +110,7 @@ def configuration_reason(before: Configuration, after: Configuration) -> str:
 def _lost_overlap(row: KernelReport) -> bool:
     if row.queue_before is None or row.queue_after is None:
         return False
-    return row.queue_before.overlap - row.queue_after.overlap >= LEAST_OVERLAP_LOST
+    return row.queue_before.overlap - row.queue_after.overlap >= LEAST_SHARE
 
 
 def _number(value: int | tuple[int, int, int]) -> str:

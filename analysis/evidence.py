@@ -22,19 +22,6 @@ from kdiff.queries.errors import KdiffError
 from kdiff.queries.store import Params, Store
 from kdiff.queries.tables import KIND_GRAPH_LAUNCH, KIND_LAUNCH, KIND_SYNC
 
-__all__ = [
-    "GRAPHS",
-    "UNNAMED",
-    "Counts",
-    "Evidence",
-    "Extent",
-    "Metric",
-    "Recording",
-    "extent",
-    "holdings",
-    "whole_window",
-]
-
 _MOST_KEYS: Final = 5_000
 _LAST_NS: Final = 2**63 // MINUTE_NS * MINUTE_NS
 _LATE: Final = 0.01  # what may arrive between two queries

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from kdiff.analysis import output_text as text
 from kdiff.analysis.calibration import calibrate, excesses
-from kdiff.analysis.evidence import Evidence, Recording
+from kdiff.analysis.counts import Recording
+from kdiff.analysis.evidence import Evidence
 from kdiff.analysis.recorded import only_rolled_up, only_rows
 from kdiff.analysis.window import NS, Window, length_text, utc, utc_short
 from kdiff.queries.printable import cells, printable

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kdiff.analysis.at_once import of_both
-from kdiff.analysis.evidence import GRAPHS, Counts, Evidence, Metric
+from kdiff.analysis.at_once import Side, of_both
+from kdiff.analysis.counts import GRAPHS, Counts, Metric
+from kdiff.analysis.evidence import Evidence
 from kdiff.analysis.interval import Sample
 from kdiff.analysis.pairing import Pair
 
@@ -101,19 +102,19 @@ def unlike(before: Evidence, after: Evidence) -> bool:
     return less < ALIKE * more
 
 
+def keys_of(plans: Mapping[int, Plan], side: Side) -> dict[int, int]:
+    """kernel_key -> index of the plans' kernels in one window."""
+    return {key: index for index, plan in plans.items() for key in getattr(plan.pair, side).keys}
+
+
 def gather(before: Evidence, after: Evidence, plans: Sequence[Plan]) -> Samples:
     """The samples of every plan by its index: one read for each window and measure."""
     outside = unlike(before, after)
 
-    def read(evidence: Evidence) -> dict[int, Sample | None]:
+    def read(evidence: Evidence, side: Side) -> dict[int, Sample | None]:
         samples = {}
         for metric in sorted({plan.metric for plan in plans if plan.metric}):
-            keys = {
-                key: index
-                for index, plan in enumerate(plans)
-                if plan.metric == metric
-                for key in (plan.pair.before if evidence is before else plan.pair.after).keys
-            }
+            keys = keys_of({index: plan for index, plan in enumerate(plans) if plan.metric == metric}, side)
             for index, values in evidence.values(metric, keys, outside).items():
                 samples[index] = values.choose(plans[index].isolated)
         return samples

@@ -18,6 +18,7 @@ from kdiff.analysis.columns import column
 from kdiff.analysis.evidence import Evidence
 from kdiff.analysis.interval import Sample
 from kdiff.analysis.share import Share
+from kdiff.analysis.values import by_index
 from kdiff.queries.store import Params
 
 MAX_EXECUTIONS: Final = 250_000
@@ -126,13 +127,12 @@ def read_activity(evidence: Evidence, keys: Mapping[int, int]) -> Activity | Non
     known, place = np.unique(kernel, return_inverse=True)
     index = np.array([keys.get(int(key), -1) for key in known], np.int64)[place]
     wanted = np.flatnonzero(index >= 0)
-    order = wanted[np.argsort(index[wanted], kind="stable")]
-    present, starts = np.unique(index[order], return_index=True)
     kernels = {}
-    for one, rows in zip(present, np.split(order, starts)[1:], strict=True):
+    for one, places in by_index(index[wanted]):
+        rows = wanted[places]
         shared, ran = (np.bincount(bucket[rows], v[rows], buckets) for v in (of_devices.shared, duration))
         waited = rows[queue[rows] > 0]
-        kernels[int(one)] = KernelActivity(
+        kernels[one] = KernelActivity(
             Sample(queue[waited], bucket[waited], buckets) if waited.size else None,
             Share(shared.astype(np.float64), ran.astype(np.float64)),
             float(lane_busy[lane[rows]].mean()),

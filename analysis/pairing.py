@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from kdiff.analysis.evidence import GRAPHS, Counts
+from kdiff.analysis.counts import GRAPHS, Counts
 from kdiff.queries.errors import KdiffError
 from kdiff.queries.printable import printable, shorten
 

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kdiff.analysis.at_once import of_both
-from kdiff.analysis.evidence import GRAPHS, Evidence
+from kdiff.analysis.at_once import Side, of_both
+from kdiff.analysis.counts import GRAPHS
+from kdiff.analysis.evidence import Evidence
 from kdiff.analysis.interval import Sample, ratio_interval, tail_estimate
-from kdiff.analysis.measure import Plan
+from kdiff.analysis.measure import Plan, keys_of
 from kdiff.analysis.output_text import duration
 from kdiff.analysis.overlap import Activity, KernelActivity, read_activity
 from kdiff.analysis.pairing import show
@@ -43,7 +44,7 @@ class Played:
 
 def add_queue(before: Evidence, after: Evidence, plans: Sequence[Plan], rows: Sequence[KernelReport]) -> Played:
     """Add to each row, that of the plan at its place, how it ran among the others. Raises StoreError."""
-    activities = of_both(before, after, lambda it: _activity(it, "before" if it is before else "after", plans))
+    activities = of_both(before, after, lambda evidence, side: _activity(evidence, side, plans))
     busy = tuple(None if activity is None else activity.busy.value for activity in activities)
     one, other = activities
     if one is None or other is None:
@@ -65,9 +66,9 @@ def add_queue(before: Evidence, after: Evidence, plans: Sequence[Plan], rows: Se
     return Played(tuple(told), (*_busy(one.busy, other.busy), *_waits(waited)), (busy[0], busy[1]))
 
 
-def _activity(evidence: Evidence, side: str, plans: Sequence[Plan]) -> Activity | None:
-    sides = ((i, getattr(plan.pair, side)) for i, plan in enumerate(plans) if plan.pair.kernel != GRAPHS)
-    return read_activity(evidence, {key: i for i, counts in sides for key in counts.keys})
+def _activity(evidence: Evidence, side: Side, plans: Sequence[Plan]) -> Activity | None:
+    kernels = {index: plan for index, plan in enumerate(plans) if plan.pair.kernel != GRAPHS}
+    return read_activity(evidence, keys_of(kernels, side))
 
 
 def _of(activity: Activity | None, index: int) -> KernelActivity | None:

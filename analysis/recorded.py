@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from itertools import permutations
 from typing import Final
 
+from kdiff.analysis.counts import Counts, Recording
 from kdiff.analysis.device import UNHEARD_SHARE, DeviceRecording
-from kdiff.analysis.evidence import Counts, Evidence, Recording
+from kdiff.analysis.evidence import Evidence
 from kdiff.analysis.interval import Sample
 from kdiff.analysis.measure import Plan, unlike
 from kdiff.analysis.pairing import show

@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
-from kdiff.analysis.evidence import GRAPHS, Evidence, Metric
+from kdiff.analysis.counts import GRAPHS, Metric
+from kdiff.analysis.evidence import Evidence
 from kdiff.analysis.interval import Sample, ratio_interval, tail_estimate
 from kdiff.analysis.measure import Plan, gather
 from kdiff.analysis.report import Measured

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -93,7 +93,7 @@ def indices(read: pa.Table, keys: Mapping[int, int]) -> NDArray[np.int32]:
     return index[np.searchsorted(ordered, column(read, "kernel_key", np.uint64))]
 
 
-def by_index(index: NDArray[np.int32]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+def by_index(index: NDArray[np.integer[Any]]) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Each index that occurs, ascending, and the rows that have it, in their order."""
     if not index.size:
         return

@@ -38,6 +38,20 @@ H200: dict[str, Any] = {
     "pids": "4243:1048576,4242:77309411328",
 }
 OTHER: dict[str, Any] = {"uuid": "GPU-22222222-0000-0000-0000-000000000002", "name": "NVIDIA T4", "pids": ""}
+# What is sampled of H200.
+READINGS = {
+    "sm_clock_mhz": 1980,
+    "mem_clock_mhz": 3201,
+    "throttle_reasons": 0x44,
+    "power_mw": 698_123,
+    "temperature_c": 71,
+    "gpu_utilization": 97,
+    "memory_utilization": 13,
+    "memory_used_bytes": 77_309_411_328,
+    "memory_total_bytes": 150_754_820_096,
+    "ecc_corrected": 3,
+    "ecc_uncorrected": 1,
+}
 
 
 class Host:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 
-from standins.standins import Workload, build
+from standins.standins import Workload, build, workload
 
 BIN = Path(sys.executable).parent
 AGENT = str(BIN / "kdiff-agent")
@@ -71,6 +72,22 @@ def record(
         check=False,
     )
     return Recording(directory, done.returncode, done.stderr)
+
+
+@contextmanager
+def whole_host(directory: Path, *options: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """An agent that records every process of the host, once its probes are attached; what is not ended is killed."""
+    agent = subprocess.Popen(
+        agent_command(directory, *options), env=host_environment(workload()), stderr=subprocess.PIPE, text=True
+    )
+    assert agent.stderr is not None
+    try:
+        while "probes attached" not in (line := agent.stderr.readline()):
+            assert line, "it ended"
+        yield agent
+    finally:
+        agent.kill()
+        agent.communicate()
 
 
 def by_thread(frame: pd.DataFrame) -> pd.DataFrame:

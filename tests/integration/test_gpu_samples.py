@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from nvml_host import H200, OTHER, Host
+from nvml_host import H200, OTHER, READINGS, Host
 from recording import AGENT, Recording, agent_command, host_environment, record
 
 from kdiff.queries.tables import GPU_SAMPLES
@@ -64,17 +64,7 @@ def test_a_recording_has_a_row_for_each_gpu_and_second(tmp_path: Path) -> None:
         "gpu_uuid": H200["uuid"],
         "parent_uuid": "",
         "gpu_name": "NVIDIA H200",
-        "sm_clock_mhz": 1980,
-        "mem_clock_mhz": 3201,
-        "throttle_reasons": 0x44,
-        "power_mw": 698_123,
-        "temperature_c": 71,
-        "gpu_utilization": 97,
-        "memory_utilization": 13,
-        "memory_used_bytes": 77_309_411_328,
-        "memory_total_bytes": 150_754_820_096,
-        "ecc_corrected": 3,
-        "ecc_uncorrected": 1,
+        **READINGS,
         "processes": 2,
     }
     assert recording.events.gpu_uuid.unique().tolist() == [H200["uuid"]]

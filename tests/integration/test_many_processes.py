@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from recording import Recording, agent_command, host_environment, record
+from recording import Recording, record, whole_host
 
 from standins.building import Standins
 from standins.standins import KIND_LAUNCH, build, load_truth, workload
@@ -31,16 +31,8 @@ def recorder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     state = ("--state", tmp_path / "drivers.json")
     learned = record(tmp_path / "learned", workload("--launches", 11), *state)  # where this driver keeps names
     assert learned.status == 0
-    command = agent_command(tmp_path / "capture", *state, "--include", f"command=*{tmp_path}*")
-    agent = subprocess.Popen(command, env=host_environment(workload()), stderr=subprocess.PIPE, text=True)
-    assert agent.stderr is not None
-    try:
-        while "probes attached" not in (line := agent.stderr.readline()):
-            assert line, "it ended"
+    with whole_host(tmp_path / "capture", *state, "--include", f"command=*{tmp_path}*") as agent:
         yield agent
-    finally:
-        agent.kill()
-        agent.communicate()
 
 
 def start(tmp_path: Path, number: int, program: Path) -> subprocess.Popen[bytes]:

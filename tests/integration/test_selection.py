@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from recording import Recording, agent_command, host_environment
+from recording import Recording, agent_command, whole_host
 
 from standins.standins import build, workload
 
@@ -20,21 +20,12 @@ def test_only_what_rules_choose_is_recorded(tmp_path: Path) -> None:
     excluded = workload("--kernel", "secret:5", "--launches", 499, "--syncs", 7, "--wait-after", 0.3)
     other = workload("--kernel", "other:5", "--launches", 503, "--syncs", 7, "--wait-after", 0.3)
     rules = ("--include", "command=*mine*", "--include", "command=*secret*", "--exclude", "command=*secret*")
-    agent = subprocess.Popen(
-        agent_command(tmp_path / "capture", *rules), env=host_environment(chosen), stderr=subprocess.PIPE, text=True
-    )
-    assert agent.stderr is not None
-    try:
-        while "probes attached" not in (line := agent.stderr.readline()):
-            assert line, "it ended"
+    with whole_host(tmp_path / "capture", *rules) as agent:
         running = [run.start() for run in (other, excluded, chosen, chosen)]
         for process in running:
             process.communicate(timeout=60)
         agent.terminate()
         _, stderr = agent.communicate(timeout=60)
-    finally:
-        agent.kill()
-        agent.communicate()
     recording = Recording(tmp_path / "capture", agent.returncode, stderr)
     assert recording.status == 0, stderr
     assert recording.lost == 0
@@ -51,20 +42,11 @@ def test_a_process_that_becomes_another_program_is_what_that_is(tmp_path: Path, 
     code += "command = json.loads(os.environ.pop('BECOMES')); os.execv(command[0], command)"
     env = {**run.env, "BECOMES": json.dumps([str(part) for part in run.command])}
     rule = ("--include" if chosen else "--exclude", "command=*becomes*")
-    agent = subprocess.Popen(
-        agent_command(tmp_path / "capture", *rule), env=host_environment(run), stderr=subprocess.PIPE, text=True
-    )
-    assert agent.stderr is not None
-    try:
-        while "probes attached" not in (line := agent.stderr.readline()):
-            assert line, "it ended"
+    with whole_host(tmp_path / "capture", *rule) as agent:
         launcher = subprocess.Popen([sys.executable, "-c", code], env=env)
         assert launcher.wait(timeout=60) == 0
         agent.terminate()
         _, stderr = agent.communicate(timeout=60)
-    finally:
-        agent.kill()
-        agent.communicate()
     recording = Recording(tmp_path / "capture", agent.returncode, stderr)
     if chosen:
         assert recording.launches.groupby("pid").size().to_dict() == {launcher.pid: 997}

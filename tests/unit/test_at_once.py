@@ -19,9 +19,10 @@ def windows(concurrent: bool) -> tuple[Any, Any]:
 def test_a_store_that_can_is_asked_twice_at_once() -> None:
     both = Barrier(2, timeout=20)
 
-    def ask(window: Any) -> str:
+    def ask(window: Any, side: str) -> str:
         both.wait()
-        return str(window.name)
+        assert side == window.name
+        return side
 
     assert of_both(*windows(True), ask) == ("before", "after")
 
@@ -29,10 +30,11 @@ def test_a_store_that_can_is_asked_twice_at_once() -> None:
 def test_a_store_that_cannot_is_asked_once_at_a_time() -> None:
     both = Barrier(2, timeout=0.05)
 
-    def ask(window: Any) -> str:
+    def ask(window: Any, side: str) -> str:
         with pytest.raises(BrokenBarrierError):
             both.wait()
-        return str(window.name)
+        assert side == window.name
+        return side
 
     assert of_both(*windows(False), ask) == ("before", "after")
 
@@ -40,10 +42,11 @@ def test_a_store_that_cannot_is_asked_once_at_a_time() -> None:
 @pytest.mark.parametrize("concurrent", [True, False])
 @pytest.mark.parametrize("failing", [("before",), ("after",), ("before", "after")])
 def test_what_one_raises_is_raised(concurrent: bool, failing: tuple[str, ...]) -> None:
-    def ask(window: Any) -> str:
+    def ask(window: Any, side: str) -> str:
         if window.name in failing:
             raise ValueError(window.name)
-        return str(window.name)
+        assert side == window.name
+        return side
 
     with pytest.raises(ValueError, match=failing[0]):
         of_both(*windows(concurrent), ask)

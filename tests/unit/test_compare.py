@@ -11,7 +11,8 @@ import pytest
 import captures
 from captures import AFTER, BEFORE, MINUTE, SECOND, T0, TwoWindows, only
 from kdiff.analysis.compare import Options, compare
-from kdiff.analysis.evidence import GRAPHS, Evidence, whole_window
+from kdiff.analysis.counts import GRAPHS
+from kdiff.analysis.evidence import Evidence, whole_window
 from kdiff.analysis.output import FORMATS, output_format
 from kdiff.analysis.pairing import PairingError
 from kdiff.analysis.report import Report

@@ -11,7 +11,7 @@ import pytest
 
 import captures
 from captures import AFTER, BEFORE, MINUTE, SECOND, T0, TwoWindows, only
-from kdiff.analysis.evidence import GRAPHS
+from kdiff.analysis.counts import GRAPHS
 from kdiff.analysis.output import output_format
 from kdiff.analysis.verdict import Verdict
 

@@ -7,23 +7,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from nvml_host import H200, OTHER, Host, Sampling
+from nvml_host import H200, OTHER, READINGS, Host, Sampling
 
 LOST, UNSUPPORTED, NO_PERMISSION, NOT_FOUND_FUNCTION, UNKNOWN = 15, 3, 4, 13, 999
 PLACE = {"service": "svc", "host": "host-1", "parent_uuid": ""}
-READINGS = {
-    "sm_clock_mhz": 1980,
-    "mem_clock_mhz": 3201,
-    "throttle_reasons": 0x44,
-    "power_mw": 698_123,
-    "temperature_c": 71,
-    "gpu_utilization": 97,
-    "memory_utilization": 13,
-    "memory_used_bytes": 77_309_411_328,
-    "memory_total_bytes": 150_754_820_096,
-    "ecc_corrected": 3,
-    "ecc_uncorrected": 1,
-}
 PROCESSES = {"processes": 2, "pids": [4242, 4243], "pid_memory_bytes": [77_309_411_328, 1_048_576]}
 
 

@@ -18,7 +18,8 @@ import captures
 from captures import MINUTE, SECOND, T0
 from kdiff.analysis import bins
 from kdiff.analysis.compare import Options, compare
-from kdiff.analysis.evidence import GRAPHS, UNNAMED, Counts, Evidence, Metric, extent, whole_window
+from kdiff.analysis.counts import GRAPHS, UNNAMED, Counts, Metric
+from kdiff.analysis.evidence import Evidence, extent, whole_window
 from kdiff.analysis.quantiles import Ordered, quantile
 from kdiff.analysis.report import Report
 from kdiff.analysis.window import Window
