@@ -7,7 +7,6 @@
 enum {
     BUFFER_BYTES = 256 << 10, /* 1,200 records */
     MOST_BUFFERS = 96,        /* 24 MiB of host memory */
-    LEAST_RECORD_BYTES = 208, /* of any version: the count that the budget is held against errs on the safe side */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -15,7 +14,6 @@ static struct buffer buffers[MOST_BUFFERS];
 static struct buffer *empty, *full, **full_end = &full;
 static int made;
 static volatile int with_cupti;
-static u64 delivered;
 
 void buffers_request(u8 **bytes, size_t *size, size_t *records)
 {
@@ -52,7 +50,6 @@ void buffers_complete(void *context, u32 stream, u8 *bytes, size_t size, size_t 
             buffers[i].next = NULL;
             *full_end = &buffers[i];
             full_end = &buffers[i].next;
-            delivered += valid / LEAST_RECORD_BYTES;
         }
     pthread_mutex_unlock(&lock);
 }
@@ -81,19 +78,4 @@ void buffers_give_empty(struct buffer *buffer)
 int buffers_with_cupti(void)
 {
     return with_cupti;
-}
-
-u64 buffers_delivered(void)
-{
-    pthread_mutex_lock(&lock);
-    u64 records = delivered;
-    pthread_mutex_unlock(&lock);
-    return records;
-}
-
-void buffers_count_anew(void)
-{
-    pthread_mutex_lock(&lock);
-    delivered = 0;
-    pthread_mutex_unlock(&lock);
 }

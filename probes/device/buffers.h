@@ -20,5 +20,3 @@ void buffers_complete(void *context, u32 stream, u8 *bytes, size_t size, size_t 
 struct buffer *buffers_take_full(void); /* NULL when there is none */
 void buffers_give_empty(struct buffer *buffer);
 int buffers_with_cupti(void);
-u64 buffers_delivered(void); /* records, about, since buffers_count_anew */
-void buffers_count_anew(void);

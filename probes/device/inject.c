@@ -7,7 +7,7 @@
  * KDIFF_DEVICE_TIME     WINDOW_MS/PERIOD_MS (1000/10000), always, or off
  * KDIFF_DEVICE_BUDGET   how much time windows may add, of all time: 0.5%, or none
  * KDIFF_DEVICE_CUPTI    the libcupti to use
- * KDIFF_DEVICE_SETTLE   ms without a newly loaded library before a window opens: 1000
+ * KDIFF_DEVICE_SETTLE   ms without a newly loaded library or a new context before a window opens: 1000
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -19,17 +19,16 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "buffers.h"
 #include "clock.h"
 #include "handover.h"
 #include "hooks.h"
+#include "settled.h"
 #include "window.h"
 
 enum {
     SLICE_MS = 10,  /* in a window: how soon a module loaded in it is seen */
     IDLE_MS = 200,  /* between looks for a listener */
     MOST_WAIT_MS = 1000, /* that the program's exit or fork waits for a call of CUPTI */
-    RECORD_NS = 500, /* what one record may add to the program, at most, by docs/adr/0012 */
 };
 
 static u64 window_ms = 1000, period_ms = 10000, settle_ms = 1000;
@@ -118,23 +117,6 @@ static u64 random_below(u64 limit)
 
 /* ---- the thread ---- */
 
-/* A window that opens or closes while another thread initialises the driver may leave that one waiting for ever within
- * it (seen with JAX, which does so from several threads as it loads its libraries). So none opens before the first
- * cuInit is over, nor soon after a library was loaded: each CUDA runtime linked into one calls cuInit again. Nor soon
- * after another user's calls of CUPTI: it may be about to make the next one. */
-static bool settled(void)
-{
-    static u64 initialised_ms;
-    if (!initialised_ms) {
-        void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-        int (*init)(u32) = driver ? (int (*)(u32))dlsym(driver, "cuInit") : NULL;
-        if (init)
-            init(0); /* waits for one that is under way */
-        initialised_ms = now_ms();
-    }
-    return now_ms() >= initialised_ms + settle_ms && now_ms() >= hooks_last_ms() + settle_ms;
-}
-
 /* Sleeps until a time, or until that need not be waited for any longer. */
 static void rest_until(u64 ms)
 {
@@ -199,10 +181,11 @@ static enum cupti_found find_cupti(void)
 
 enum next { AFTER_GAP, SOON, NEVER };
 
-/* One window from its opening to its end, and when the next may be tried. */
-static enum next run_window(u64 began_ms, u32 *skipped)
+/* One window from its opening to its end, and when the next may be tried. `debt_ms`: how much later it should be, for
+ * CUPTI delivers records late, and a window that should end may have cost more than its share already. */
+static enum next run_window(u64 began_ms, u32 *skipped, u64 *debt_ms)
 {
-    u64 most = budget > 0 ? (u64)(budget * (double)period_ms * 1e6 / RECORD_NS) : ~0ull;
+    u64 most_ns = budget > 0 ? (u64)(budget * (double)period_ms * 1e6) : ~0ull;
     switch (window_open(&cupti, settle_ms)) {
     case WINDOW_FAILED:
         turn_off("%s", window_reason());
@@ -229,7 +212,7 @@ static enum next run_window(u64 began_ms, u32 *skipped)
             ended = is_leaving() ? ENDED_EXIT : ENDED_UNHEARD;
             break;
         }
-        if (buffers_delivered() > most) {
+        if (window_cost_ns() > most_ns) {
             ended = ENDED_BUDGET;
             break;
         }
@@ -245,6 +228,8 @@ static enum next run_window(u64 began_ms, u32 *skipped)
     }
     window_end(ended, *skipped);
     *skipped = 0;
+    if (window_cost_ns() > most_ns)
+        *debt_ms = (u64)((double)(window_cost_ns() - most_ns) / budget / 1e6);
     if (window_broken()) {
         turn_off("%s (%u)", window_broken(), cupti.version);
         return NEVER;
@@ -272,9 +257,12 @@ static void *work(void *unused)
             continue;
         }
         enum next next = SOON;
-        if (settled() && begin_work()) {
+        u64 debt_ms = 0;
+        if (begin_work() && settled(settle_ms)) {
             enum cupti_found found = find_cupti();
-            next = found == CUPTI_FOUND ? run_window(began, &skipped) : found == CUPTI_UNKNOWN ? NEVER : AFTER_GAP;
+            next = found == CUPTI_FOUND     ? run_window(began, &skipped, &debt_ms)
+                   : found == CUPTI_UNKNOWN ? NEVER
+                                            : AFTER_GAP;
         }
         end_work();
         if (next == NEVER)
@@ -285,7 +273,7 @@ static void *work(void *unused)
         }
         /* Drawn anew each time, half to one and a half of the mean, so as not to beat with the program's own rhythm. */
         u64 gap = always ? IDLE_MS : period_ms - window_ms;
-        rest_until(began + window_ms + gap / 2 + random_below(gap + 1));
+        rest_until(began + window_ms + gap / 2 + random_below(gap + 1) + debt_ms);
     }
     return NULL;
 }

@@ -17,18 +17,23 @@ enum {
     GRACE_MS = 300,     /* for kernels that run as a window closes */
     GRACE_STEP_MS = 5,
     PATIENCE_MS = 5000, /* of another user of CUPTI with a window that does not close */
+    /* What a record adds to the program, at most, by docs/adr/0012. */
+    LAUNCH_COST_NS = 2500,
+    NODE_COST_NS = 500, /* of a graph */
 };
 
 /* Recursive: a user of CUPTI may begin from inside one of CUPTI's callbacks. */
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 
 /* Under the lock. `open`: CUPTI is ours and collects. */
-static struct cupti *cupti;
+static struct cupti in_use;
+static struct cupti *const cupti = &in_use;
 static volatile bool open;
 static volatile bool used; /* since CUPTI was last taken out of the process */
 static void *subscriber;
 static struct window_record window;
 static u64 number;
+static u64 cost_ns;
 static size_t buffer_limit_before;
 static char reason[160];
 static const char *broken;
@@ -59,6 +64,7 @@ static void read_buffer(const struct buffer *buffer)
         struct execution_record execution;
         const char *name;
         cupti_read_kernel(record, &execution, &name);
+        __atomic_fetch_add(&cost_ns, execution.graph_id ? NODE_COST_NS : LAUNCH_COST_NS, __ATOMIC_RELAXED);
         if (execution.start == 0 || execution.end <= execution.start) {
             window.uncollected++;
             continue;
@@ -171,11 +177,11 @@ static void close_window(u32 ended)
     window.inside_ns += now_ns() - began;
 }
 
-enum window_result window_open(struct cupti *which, u64 settle_ms)
+enum window_result window_open(const struct cupti *which, u64 settle_ms)
 {
     enum window_result result = WINDOW_FAILED;
     window_lock();
-    cupti = which;
+    in_use = *which;
     u64 began = now_ns();
     if (hooks_foreign()) {
         result = WINDOW_BUSY;
@@ -194,7 +200,7 @@ enum window_result window_open(struct cupti *which, u64 settle_ms)
         goto done;
     limit_device_memory();
     window = (struct window_record){.cupti_version = cupti->version};
-    buffers_count_anew();
+    __atomic_store_n(&cost_ns, 0, __ATOMIC_RELAXED);
     read_clocks(&window.host_open_ns, &window.device_open_ns);
     if (failed("cuptiActivityRegisterCallbacks", cupti->register_callbacks(buffers_request, buffers_complete)) ||
         failed("cuptiActivityEnable", cupti->enable(KIND_CONCURRENT_KERNEL))) {
@@ -224,6 +230,11 @@ void window_announce(void)
 const char *window_reason(void)
 {
     return reason;
+}
+
+u64 window_cost_ns(void)
+{
+    return __atomic_load_n(&cost_ns, __ATOMIC_RELAXED);
 }
 
 bool window_is_open(void)

@@ -7,10 +7,11 @@ enum window_result { WINDOW_OPENED, WINDOW_BUSY, WINDOW_TOO_SOON, WINDOW_FAILED 
 
 /* WINDOW_TOO_SOON: something happened within the last `settle_ms`, by hooks_last_ms. WINDOW_FAILED: `window_reason`
  * says why. */
-enum window_result window_open(struct cupti *cupti, u64 settle_ms);
+enum window_result window_open(const struct cupti *cupti, u64 settle_ms);
 const char *window_reason(void);
 
 void window_announce(void); /* to the agent, that it has opened */
+u64 window_cost_ns(void);       /* what the records of the last window to open have cost the program, at most */
 bool window_is_open(void);      /* another thread may have closed it since */
 bool window_left_something(void); /* in CUPTI, or is open */
 void window_drain(void);        /* hands over what CUPTI has delivered; by any thread */

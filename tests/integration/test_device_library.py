@@ -248,6 +248,31 @@ def test_no_window_opens_soon_after_a_library_was_loaded(tmp_path: Path) -> None
     assert soon[1] < 590 <= late[1]
 
 
+def test_no_window_opens_while_a_context_is_made_nor_soon_after(tmp_path: Path) -> None:
+    def wait_ms(directory: Path, hidden: int) -> int:
+        """From the first launch, which comes right after the context, to the first window."""
+        env = {**DENSE, "KDIFF_DEVICE_TIME": "10/20", "KDIFF_DEVICE_SETTLE": "200", "KDIFF_STANDIN_CONTEXT_MS": "900"}
+        env["KDIFF_STANDIN_CONTEXT_HIDDEN"] = str(hidden)
+        run = run_traced(directory, "--duration", 6.5, "--rate", 500, env=env)
+        assert (run.status, run.stderr) == (0, "")
+        return (int(run.batches.windows["opened_ns"].min()) - int(run.truth.launches["call_ns"].min())) // MS
+
+    seen, hidden = together(wait_ms, tmp_path, (0, 1))
+    assert 190 <= seen < 900
+    assert 4900 <= hidden < 6000  # 30 times what it takes to settle, after cuInit
+
+
+def test_a_window_that_cost_more_than_its_share_puts_off_the_next(tmp_path: Path) -> None:
+    # 0.5% of 60 ms are 300 us: 120 launches, of which a window of 30 ms has 600.
+    env = {**DENSE, "KDIFF_DEVICE_TIME": "30/60", "KDIFF_DEVICE_BUDGET": "0.5%"}
+    run = run_traced(tmp_path, "--duration", 3, "--rate", 20000, env=env)
+    windows = run.batches.windows
+    assert len(windows) >= 5
+    spent_ns = 2500 * windows["executions"][:-1].sum()
+    assert 0.002 < spent_ns / int(windows["opened_ns"][-1] - windows["opened_ns"][0]) < 0.006
+    check_windows(run)
+
+
 def test_a_budget_ends_windows_early(tmp_path: Path) -> None:
     # 0.1% of 200 ms are 200 us: a few hundred records.
     env = {"KDIFF_DEVICE_TIME": "100/200", "KDIFF_DEVICE_BUDGET": "0.1%"}

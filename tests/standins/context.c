@@ -8,8 +8,16 @@
 #define DEVICE_UUID "kdiff stand-in 0" /* GPU_UUID in standins.py */
 
 static int context_object; /* the one context: its address is the handle */
+static bool primary_active, primary_in_making;
 static bool initialised;
 static _Thread_local CUcontext current;
+
+static void sleep_whole_ms(long ms)
+{
+    struct timespec left = {ms / 1000, ms % 1000 * 1000000};
+    while (nanosleep(&left, &left) != 0 && errno == EINTR)
+        ;
+}
 
 CUresult context_check(void)
 {
@@ -25,10 +33,7 @@ EXPORT CUresult cuInit(unsigned int flags)
         return CUDA_ERROR_INVALID_VALUE;
     device_lock();
     if (!initialised) {
-        long ms = env_number("KDIFF_STANDIN_INIT_MS", 150);
-        struct timespec left = {ms / 1000, ms % 1000 * 1000000};
-        while (nanosleep(&left, &left) != 0 && errno == EINTR)
-            ;
+        sleep_whole_ms(env_number("KDIFF_STANDIN_INIT_MS", 150));
         truth_open();
         modules_open();
         device_open();
@@ -104,7 +109,39 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
         return CUDA_ERROR_NOT_INITIALIZED;
     if (!context || device != 0)
         return CUDA_ERROR_INVALID_VALUE;
+    long ms = env_number("KDIFF_STANDIN_CONTEXT_MS", 0);
+    device_lock();
+    bool makes = !primary_active && !primary_in_making;
+    primary_in_making |= makes && ms;
+    device_unlock();
+    if (makes) {
+        sleep_whole_ms(ms);
+        device_lock();
+        primary_in_making = false;
+        primary_active = true;
+        device_unlock();
+    }
     *context = &context_object;
+    return CUDA_SUCCESS;
+}
+
+/* The device lock is held. */
+bool context_in_making(void)
+{
+    return primary_in_making;
+}
+
+/* KDIFF_STANDIN_CONTEXT_HIDDEN: as for a context that the program made itself. */
+EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active)
+{
+    if (!initialised)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (!flags || !active || device != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    device_lock();
+    *flags = 0;
+    *active = primary_active && !env_number("KDIFF_STANDIN_CONTEXT_HIDDEN", 0);
+    device_unlock();
     return CUDA_SUCCESS;
 }
 

@@ -96,5 +96,6 @@ void observe_launched(uint32_t correlation); /* as the call ends, no lock held *
 /* ---- contexts: context.c ---- */
 
 CUresult context_check(void); /* CUDA_SUCCESS if this thread may make calls that need a context */
+bool context_in_making(void);
 
 #endif
