@@ -4,11 +4,14 @@
 
 Needs root, a GPU, PyTorch and Triton. The loads are torch_device_load.py's.
 
-- throughput: one process a load, recorded in turns with windows and without, with the same probes.
+- throughput: one process a load, recorded with the same probes all the time: inside periods with a window, far from
+  windows, and while no window opens.
 - accuracy: p50 and p99 of each kernel from windows of 10% against torch.profiler in the same process right after.
 - profiler: programs that start PyTorch's or JAX's profiler at a random moment, with windows 40% of the time and without
   kdiff: the launches that it saw.
+- starts: many programs that start at once, with windows and without: how they ended.
 - swap: the captures of tests/data/device-swap.
+- counts: launches by kernel against torch.profiler's, two processes at once.
 - resume: whether windows stop while another user of CUPTI has it, and begin again after.
 - memory: GPU and resident memory of a serving loop with windows of 100 ms a second, ten times as dense as the default.
 """
@@ -33,6 +36,8 @@ import pyarrow.parquet as pq
 
 LOAD = Path(__file__).with_name("torch_device_load.py")
 JAX_LOAD = Path(__file__).with_name("jax_device_load.py")
+BUCKET_S = 0.1  # torch_device_load.py's
+LOAD_CORES = "2-5"  # where a loop is to keep its rate
 
 
 class Bench:
@@ -44,7 +49,7 @@ class Bench:
         self.library = library(work / "library")
 
     def load(
-        self, *arguments: str | float, device: str | None = "200/2000", wait: bool = True
+        self, *arguments: str | float, device: str | None = "200/2000", wait: bool = True, cores: str = ""
     ) -> subprocess.Popen[str]:
         """A load, started and warm unless `wait` is false; `device`: its windows, None for no library at all."""
         environment = {k: v for k, v in os.environ.items() if k not in ("LD_LIBRARY_PATH", "PYTHONPATH")}
@@ -53,7 +58,7 @@ class Bench:
         script = (
             [str(JAX_LOAD), *map(str, arguments[1:])] if arguments[0] == "jax" else [str(LOAD), *map(str, arguments)]
         )
-        command = [sys.executable, *script]
+        command = [*(["taskset", "-c", cores] if cores else []), sys.executable, *script]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         if wait:
             wait_until_ready(process)
@@ -86,37 +91,73 @@ def end(process: subprocess.Popen[str]) -> dict[str, Any]:
     return {**json.loads(out.splitlines()[-1]), "stderr": err}
 
 
-def throughput(bench: Bench, quick: bool, seconds: float = 7.5) -> None:
+def throughput(bench: Bench, quick: bool) -> None:
     for load in ("launch", "graph", "gpu"):
-        for windows in ("200/2000",) if quick else ("200/2000", "always"):
-            count = 2 if quick or windows == "always" else 4
-            stretches: dict[str, list[tuple[float, float]]] = {"on": [], "off": []}
-            process = bench.load(load, "--seconds", count * 2 * (seconds + 1.5) + 2, device=windows)
-            order = [way for pair in range(count) for way in (("off", "on") if pair % 2 == 0 else ("on", "off"))]
-            for turn, way in enumerate(order):
-                agent = bench.record(
-                    f"{load}-{windows[:3]}-{turn}", "--pid", process.pid, "--duration", seconds, "--device-time", way
-                )
-                time.sleep(1.5)  # until the agent is there
-                stretches[way].append((time.time(), time.time() + seconds - 1.5))
-                agent.wait()
-            rates = np.array(end(process)["rates"])
-            means = {
-                way: [rates[(rates[:, 0] > a) & (rates[:, 0] < b), 1].mean() for a, b in spans]
-                for way, spans in stretches.items()
-            }
-            ratios = [on / off for on, off in zip(means["on"], means["off"], strict=True)]
-            print(
-                f"throughput {load:6} windows {windows:8}: on / off {statistics.mean(ratios):.4f} "
-                f"(each pair {', '.join(f'{r:.4f}' for r in ratios)})",
-                flush=True,
-            )
+        windowed(bench, load, 14 if quick else 30)
         if quick:
             continue
+        always(bench, load)
         iterations = {"launch": 300, "graph": 500, "gpu": 50}[load]
         result = end(bench.load(load, "--seconds", 4, "--profile-at", 2, "--profile", iterations, device=None))
         usual = statistics.median(rate for _, rate in result["rates"])
         print(f"throughput {load:6} torch.profiler on / off {result['profiled'][0][1] / usual:.4f}", flush=True)
+
+
+def windowed(bench: Bench, load: str, seconds: float) -> None:
+    """Each period from 0.2 s before a window to 0.2 s before the next, against its own part that is far from windows.
+
+    Beside it that part against recordings as long, before and after, of the same process without any window.
+    """
+    process = bench.load(load, "--seconds", 3 * (seconds + 9), device="200/2000", cores=LOAD_CORES)
+    spans, windows = [], None
+    for turn, way in enumerate(("off", "on", "off")):
+        name = f"{load}-windows-{turn}"
+        spans.append(recorded(bench, name, process.pid, way, seconds))
+        if way == "on":
+            windows = bench.rows(name, "device_windows")
+    rates = np.array(end(process)["rates"])
+    starts, ends = windows["from_ns"].to_numpy() / 1e9, windows["to_ns"].to_numpy() / 1e9
+    ratios, quiet_rates = [], []
+    for begun, over, following in zip(starts[:-1], ends[:-1], starts[1:], strict=True):
+        whole = between(rates, begun - 0.2, following - 0.2)
+        quiet = between(rates, over + 0.4, following - 0.2)
+        if following - over > 0.9 and len(quiet) >= 3:
+            ratios.append(whole.mean() / quiet.mean())
+            quiet_rates.append(quiet.mean())
+    before, after = (between(rates, *spans[turn]).mean() for turn in (0, 2))
+    error = 2 * np.std(ratios, ddof=1) / len(ratios) ** 0.5
+    print(
+        f"throughput {load:6} windows 200/2000: on / off {np.mean(ratios):.4f} +- {error:.4f} ({len(ratios)} periods, "
+        f"executions {windows['executions'].sum()}, ended {windows['ended'].astype(str).value_counts().to_dict()}); "
+        f"far from windows / before {np.mean(quiet_rates) / before:.4f}, / after {np.mean(quiet_rates) / after:.4f}",
+        flush=True,
+    )
+
+
+def always(bench: Bench, load: str, seconds: float = 9) -> None:
+    """Windows without a gap against none, in pairs."""
+    order = ("off", "on", "on", "off")
+    process = bench.load(load, "--seconds", len(order) * (seconds + 9), device="always", cores=LOAD_CORES)
+    spans = [recorded(bench, f"{load}-always-{at}", process.pid, way, seconds) for at, way in enumerate(order)]
+    rates = np.array(end(process)["rates"])
+    off, on, second_on, second_off = (between(rates, *span).mean() for span in spans)
+    print(
+        f"throughput {load:6} windows always: on / off {(on / off + second_on / second_off) / 2:.4f} "
+        f"({on / off:.4f}, {second_on / second_off:.4f})",
+        flush=True,
+    )
+
+
+def recorded(bench: Bench, name: str, pid: int, way: str, seconds: float) -> tuple[float, float]:
+    """Records a process. Returns when it surely was recorded, as Unix time."""
+    bench.record(name, "--pid", pid, "--duration", seconds, "--device-time", way).communicate()
+    times = bench.rows(name, "cuda_events")["timestamp_ns"]
+    return times.min() / 1e9 + 3, times.max() / 1e9 - 0.3  # until then the agent looks at the process
+
+
+def between(rates: Any, begin: float, end: float) -> Any:
+    """The rates of the stretches that lie inside, each stamped with its end."""
+    return rates[(rates[:, 0] - BUCKET_S > begin) & (rates[:, 0] < end), 1]
 
 
 def accuracy(bench: Bench, quick: bool) -> None:
@@ -178,8 +219,21 @@ def profiler(bench: Bench, quick: bool, at_once: int = 14) -> None:
     print(f"  windows ended {ended}; the agent said: {report.splitlines()[-3:]}", flush=True)
 
 
+def starts(bench: Bench, quick: bool, at_once: int = 16) -> None:
+    agent = bench.record("starts", "--device-time", "on")
+    ways = {"with windows": "200/500", "without kdiff": None}
+    ended: dict[str, Counter[str]] = {way: Counter() for way in ways}
+    for round_of in range(2 if quick else 12):
+        way = list(ways)[round_of % 4 == 3]
+        running = [bench.load("threads", "--seconds", 1, device=ways[way], wait=False) for _ in range(at_once)]
+        ended[way].update(outcome(process) for process in running)
+    agent.terminate()
+    agent.communicate()
+    print(f"starts: { ({way: dict(counts) for way, counts in ended.items()}) }", flush=True)
+
+
 def outcome(process: subprocess.Popen[str], patience_s: float = 60) -> str:
-    """What became of a load that profiles once: the launches that it saw, or how it failed."""
+    """What became of a load that profiles once or never: the launches that it saw, or how it failed."""
     try:
         out, err = process.communicate(timeout=patience_s)
     except subprocess.TimeoutExpired:
@@ -190,8 +244,8 @@ def outcome(process: subprocess.Popen[str], patience_s: float = 60) -> str:
         print(f"  ended with status {process.returncode}: {err[-2000:]}", flush=True)
         return f"status {process.returncode}"
     said = [line for line in err.splitlines() if "kdiff" in line or "rror" in line]
-    (seen, _), *_ = json.loads(out.splitlines()[-1])["profiled"]
-    return f"{seen}" + (f", and said {said[:2]}" if said else "")
+    profiled = json.loads(out.splitlines()[-1])["profiled"]
+    return (f"{profiled[0][0]}" if profiled else "well") + (f", and said {said[:2]}" if said else "")
 
 
 def swap(bench: Bench, quick: bool) -> None:
@@ -224,6 +278,33 @@ def resume(bench: Bench, quick: bool) -> None:
     )
 
 
+def counts(bench: Bench, quick: bool) -> None:
+    """Two serving loops at once, found by an agent for the whole host: launches by kernel against torch.profiler's."""
+    agent = bench.record("counts", "--device-time", "off")
+    time.sleep(8)
+    loads = [bench.load("serving", "--seconds", 10, "--profile-at", 5, "--profile", 3000, device=None) for _ in "12"]
+    results = {process.pid: end(process)["counts"][0] for process in loads}
+    agent.terminate()
+    agent.communicate()
+    from kdiff.agent.demangle import demangle
+
+    rows = bench.rows("counts", "cuda_events")
+    for pid, (begin, over, launches, graphs) in results.items():
+        inside = rows[(rows["pid"] == pid) & (rows["timestamp_ns"] >= begin) & (rows["timestamp_ns"] <= over)]
+        single = inside[inside["kind"] == "launch"]
+        seen = Counter(single["kernel_name"].astype(str))
+        profiled: Counter[str] = Counter()
+        for name, count in launches.items():
+            profiled[demangle(name) if name.startswith("_Z") else name] += count
+        unnamed = sum(count for name, count in seen.items() if name.startswith("unresolved"))
+        different = {name: (seen[name], profiled[name]) for name in seen | profiled if seen[name] != profiled[name]}
+        print(
+            f"counts: {len(single)} launches of {len(seen)} kernels and {(inside['kind'] == 'graph_launch').sum()} of "
+            f"graphs; torch.profiler has {profiled.total()} and {graphs}; {unnamed} unnamed; different {different}",
+            flush=True,
+        )
+
+
 def memory(bench: Bench, quick: bool) -> None:
     seconds = 60 if quick else 480
     process = bench.load("serving", "--seconds", seconds, device="100/1000")
@@ -237,7 +318,7 @@ def memory(bench: Bench, quick: bool) -> None:
     print(f"memory: {len(windows)} windows in {seconds:.0f} s, GPU MB {gpu}, resident MB {resident}", flush=True)
 
 
-PARTS = {f.__name__: f for f in (swap, profiler, throughput, accuracy, resume, memory)}
+PARTS = {f.__name__: f for f in (swap, starts, profiler, throughput, accuracy, counts, resume, memory)}
 
 
 def main() -> None:

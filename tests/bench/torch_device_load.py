@@ -21,8 +21,9 @@ import json
 import random
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -150,24 +151,41 @@ def run(step: Callable[[], None], seconds: float) -> Iterator[tuple[int, float]]
         yield done, time.monotonic() - began
 
 
-def profiled(step: Callable[[], None], iterations: int) -> tuple[float, dict[str, list[int]]]:
-    """Iterations a second under torch.profiler, and the device durations in ns of each kernel as it has them."""
+@dataclass
+class Profile:
+    """What torch.profiler has of some iterations: `durations` in ns on the device, graph nodes included."""
+
+    from_ns: int  # Unix time
+    to_ns: int
+    rate: float  # iterations a second
+    durations: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    launches: Counter[str] = field(default_factory=Counter)  # of single kernels, by name
+    graphs: int = 0  # launches of graphs
+
+
+def profiled(step: Callable[[], None], iterations: int) -> Profile:
+    """Profiles iterations with torch.profiler."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        began = time.monotonic()
+        began, began_ns = time.monotonic(), time.time_ns()
         for _ in range(iterations):
             step()
         torch.cuda.synchronize()
-        rate = iterations / (time.monotonic() - began)
+        seen = Profile(began_ns, time.time_ns(), iterations / (time.monotonic() - began))
     path = Path(f"/tmp/kdiff-trace-{time.monotonic_ns()}.json")
     profiler.export_chrome_trace(str(path))
-    durations: dict[str, list[int]] = defaultdict(list)
+    graphs = set()
     for event in json.loads(path.read_text())["traceEvents"]:
         if event.get("cat") == "kernel":
-            durations[event["name"]].append(round(event["dur"] * 1000))
+            seen.durations[event["name"]].append(round(event["dur"] * 1000))
+            if event["args"].get("graph node id"):
+                graphs.add(event["args"]["correlation"])
+            else:
+                seen.launches[event["name"]] += 1
+    seen.graphs = len(graphs)
     path.unlink()
-    return rate, durations
+    return seen
 
 
 def cupti() -> ctypes.CDLL:
@@ -194,7 +212,7 @@ def main() -> None:
         step()
     torch.cuda.synchronize()
     print("ready", flush=True)
-    rates, seen, memory = [], [], []
+    rates, seen, counts, memory = [], [], [], []
     began = time.monotonic()
     at = sorted(args.profile_at or [])
     hold = [float(part) for part in args.hold.split(":")] if args.hold else []
@@ -204,8 +222,9 @@ def main() -> None:
         if at and time.monotonic() - began >= at[0]:
             at.pop(0)
             try:
-                rate, durations = profiled(step, args.profile)
-                seen.append((sum(len(v) for name, v in durations.items() if "sin_kernel" not in name), rate))
+                profile = profiled(step, args.profile)
+                seen.append((sum(len(v) for k, v in profile.durations.items() if "sin_kernel" not in k), profile.rate))
+                counts.append((profile.from_ns, profile.to_ns, profile.launches, profile.graphs))
             except RuntimeError as error:
                 seen.append((str(error), 0.0))
         if hold and time.monotonic() - began >= hold[0]:
@@ -221,9 +240,9 @@ def main() -> None:
             resident = int(Path("/proc/self/statm").read_text().split()[1]) * 4096
             memory.append((round(time.monotonic() - began), (total - free) >> 20, resident >> 20))
     if args.truth:
-        args.truth.write_text(json.dumps(profiled(step, args.profile)[1]))
+        args.truth.write_text(json.dumps(profiled(step, args.profile).durations))
     ending.set()
-    print(json.dumps({"rates": rates, "profiled": seen, "memory": memory, "held": held}))
+    print(json.dumps({"rates": rates, "profiled": seen, "counts": counts, "memory": memory, "held": held}))
 
 
 if __name__ == "__main__":
