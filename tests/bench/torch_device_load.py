@@ -160,7 +160,7 @@ class Profile:
     rate: float  # iterations a second
     durations: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     launches: Counter[str] = field(default_factory=Counter)  # of single kernels, by name
-    graphs: int = 0  # launches of graphs
+    graphs: int = 0  # launches of graphs of two kernels or more
 
 
 def profiled(step: Callable[[], None], iterations: int) -> Profile:
@@ -175,15 +175,13 @@ def profiled(step: Callable[[], None], iterations: int) -> Profile:
         seen = Profile(began_ns, time.time_ns(), iterations / (time.monotonic() - began))
     path = Path(f"/tmp/kdiff-trace-{time.monotonic_ns()}.json")
     profiler.export_chrome_trace(str(path))
-    graphs = set()
+    calls: dict[int, list[str]] = defaultdict(list)  # the kernels of a graph launch share its correlation
     for event in json.loads(path.read_text())["traceEvents"]:
         if event.get("cat") == "kernel":
             seen.durations[event["name"]].append(round(event["dur"] * 1000))
-            if event["args"].get("graph node id"):
-                graphs.add(event["args"]["correlation"])
-            else:
-                seen.launches[event["name"]] += 1
-    seen.graphs = len(graphs)
+            calls[event["args"]["correlation"]].append(event["name"])
+    seen.launches.update(names[0] for names in calls.values() if len(names) == 1)
+    seen.graphs = sum(len(names) > 1 for names in calls.values())
     path.unlink()
     return seen
 
