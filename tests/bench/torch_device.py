@@ -296,11 +296,13 @@ def counts(bench: Bench, quick: bool) -> None:
         profiled: Counter[str] = Counter()
         for name, count in launches.items():
             profiled[demangle(name) if name.startswith("_Z") else name] += count
+        of_graphs = inside[inside["kind"] == "graph_launch"]
         unnamed = sum(count for name, count in seen.items() if name.startswith("unresolved"))
         different = {name: (seen[name], profiled[name]) for name in seen | profiled if seen[name] != profiled[name]}
         print(
-            f"counts: {len(single)} launches of {len(seen)} kernels and {(inside['kind'] == 'graph_launch').sum()} of "
-            f"graphs; torch.profiler has {profiled.total()} and {graphs}; {unnamed} unnamed; different {different}",
+            f"counts: {len(single)} launches of {len(seen)} kernels and {len(of_graphs)} of graphs "
+            f"{sorted(set(of_graphs['kernel_name'].astype(str)))}; torch.profiler has {profiled.total()} and {graphs}; "
+            f"{unnamed} unnamed; different {different}",
             flush=True,
         )
 
