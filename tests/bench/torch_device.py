@@ -10,6 +10,7 @@ Needs root, a GPU, PyTorch and Triton. The loads are torch_device_load.py's.
 - profiler: programs that start PyTorch's or JAX's profiler at a random moment, with windows 40% of the time and without
   kdiff: the launches that it saw.
 - starts: many programs that start at once, with windows and without: how they ended.
+- first: programs that make streams, modules or contexts all the time, with windows 50 times a second: how they ended.
 - swap: the captures of tests/data/device-swap.
 - counts: launches by kernel against torch.profiler's, two processes at once.
 - resume: whether windows stop while another user of CUPTI has it, and begin again after.
@@ -28,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ import pyarrow.parquet as pq
 
 LOAD = Path(__file__).with_name("torch_device_load.py")
 JAX_LOAD = Path(__file__).with_name("jax_device_load.py")
+FIRST_USES = Path(__file__).with_name("device_first_uses.py")
 BUCKET_S = 0.1  # torch_device_load.py's
 LOAD_CORES = "2-5"  # where a loop is to keep its rate
 
@@ -49,15 +52,21 @@ class Bench:
         self.library = library(work / "library")
 
     def load(
-        self, *arguments: str | float, device: str | None = "200/2000", wait: bool = True, cores: str = ""
+        self,
+        *arguments: str | float,
+        device: str | None = "200/2000",
+        wait: bool = True,
+        cores: str = "",
+        settings: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[str]:
         """A load, started and warm unless `wait` is false; `device`: its windows, None for no library at all."""
         environment = {k: v for k, v in os.environ.items() if k not in ("LD_LIBRARY_PATH", "PYTHONPATH")}
         if device:
             environment |= {"CUDA_INJECTION64_PATH": str(self.library), "KDIFF_DEVICE_TIME": device}
-        script = (
-            [str(JAX_LOAD), *map(str, arguments[1:])] if arguments[0] == "jax" else [str(LOAD), *map(str, arguments)]
-        )
+        environment |= settings or {}
+        others = {"jax": JAX_LOAD, "first": FIRST_USES}
+        its = arguments[1:] if arguments[0] in others else arguments
+        script = [str(others.get(str(arguments[0]), LOAD)), *map(str, its)]
         command = [*(["taskset", "-c", cores] if cores else []), sys.executable, *script]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         if wait:
@@ -232,6 +241,25 @@ def starts(bench: Bench, quick: bool, at_once: int = 16) -> None:
     print(f"starts: { ({way: dict(counts) for way, counts in ended.items()}) }", flush=True)
 
 
+def first(bench: Bench, quick: bool, at_once: int = 8) -> None:
+    """Whether a window may open beside what a program does once: the library's own caution is off."""
+    agent = bench.record("first", "--device-time", "on")
+    settings = {"KDIFF_DEVICE_SETTLE": "1", "KDIFF_DEVICE_BUDGET": "none"}
+    for what in ("streams", "modules", "contexts"):
+        ended: Counter[str] = Counter()
+        for _ in range(1 if quick else 3):
+            running = [
+                bench.load("first", what, "--seconds", 8, device="10/20", wait=False, settings=settings)
+                for _ in range(at_once)
+            ]
+            ended.update(outcome(process) for process in running)
+        print(f"first {what}: {dict(ended)}", flush=True)
+    agent.terminate()
+    agent.communicate()
+    windows = bench.rows("first", "device_windows")
+    print(f"  {len(windows)} windows", flush=True)
+
+
 def outcome(process: subprocess.Popen[str], patience_s: float = 60) -> str:
     """What became of a load that profiles once or never: the launches that it saw, or how it failed."""
     try:
@@ -244,7 +272,7 @@ def outcome(process: subprocess.Popen[str], patience_s: float = 60) -> str:
         print(f"  ended with status {process.returncode}: {err[-2000:]}", flush=True)
         return f"status {process.returncode}"
     said = [line for line in err.splitlines() if "kdiff" in line or "rror" in line]
-    profiled = json.loads(out.splitlines()[-1])["profiled"]
+    profiled = json.loads(out.splitlines()[-1]).get("profiled")
     return (f"{profiled[0][0]}" if profiled else "well") + (f", and said {said[:2]}" if said else "")
 
 
@@ -320,7 +348,7 @@ def memory(bench: Bench, quick: bool) -> None:
     print(f"memory: {len(windows)} windows in {seconds:.0f} s, GPU MB {gpu}, resident MB {resident}", flush=True)
 
 
-PARTS = {f.__name__: f for f in (swap, starts, profiler, throughput, accuracy, counts, resume, memory)}
+PARTS = {f.__name__: f for f in (swap, starts, first, profiler, throughput, accuracy, counts, resume, memory)}
 
 
 def main() -> None:
