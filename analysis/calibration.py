@@ -23,11 +23,14 @@ from kdiff.analysis.evidence import Evidence
 from kdiff.analysis.interval import RatioLimits, TailEstimate, joint_quantum, mover
 from kdiff.analysis.measure import Plan
 from kdiff.analysis.quantiles import Ordered, quantile
+from kdiff.analysis.window import HOUR_NS
 
 MIN_LAUNCHES: Final = 100
 """Launches with both times that a calibration needs."""
 MAX_LAUNCHES: Final = 20_000
 """Of more isolated launches of a kernel a share is looked up, chosen by a hash of their times."""
+_HOURS: Final = 6
+"""Of so many hours rows are looked at where a window is so long that it is judged by hours."""
 _ALWAYS: Final[dict[str, int | str | list[int]]] = {"from_ns": 0, "to_ns": 2**62}
 
 
@@ -117,9 +120,11 @@ def read_excess(
 def excesses(evidence: Evidence, keys: list[int], always: bool) -> Mapping[tuple[int, str], NDArray[np.int64]]:
     """The excess in ns by kernel key and host: of all that the store holds, or of the window. No `keys`: all kernels.
 
-    Raises StoreError.
+    Where the window is judged by hours, all is the rows of its last ones. Raises StoreError.
     """
     asked: dict[str, int | str | list[int]] = {"keys": keys} | (dict(_ALWAYS) if always else {})
+    if always and evidence.hourly:
+        asked |= {"from_ns": evidence.window.to_ns - _HOURS * HOUR_NS, "to_ns": evidence.window.to_ns}
     counts = {row["kernel_key"]: row["launches"] for row in evidence.query("calibration_counts", asked).to_pylist()}
     if not counts:
         return {}

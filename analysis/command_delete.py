@@ -13,7 +13,7 @@ import typer
 from kdiff.analysis import timespec
 from kdiff.analysis.options import StoreOption
 from kdiff.analysis.terminal import confirmed, interruptible, progress, show, warn
-from kdiff.analysis.window import MINUTE_NS, utc_short
+from kdiff.analysis.window import HOUR_NS, MINUTE_NS, utc_short
 from kdiff.queries.errors import KdiffError
 from kdiff.queries.printable import printable
 
@@ -43,9 +43,12 @@ def delete_command(
     if before_ns > now_ns:
         raise KdiffError(f"--before {printable(before)} is in the future: give a time that has passed, or now")
 
+    from kdiff.queries.address import is_address
     from kdiff.queries.deletion import Selection
 
-    selection = Selection(before_ns // MINUTE_NS * MINUTE_NS, None if all_services else service)
+    # What a server rolls up by the hour is not cut within one.
+    unit = HOUR_NS if is_address(store) else MINUTE_NS
+    selection = Selection(before_ns // unit * unit, None if all_services else service)
     until = utc_short(selection.before_ns)
     whose = "every service" if all_services else f"the service {service}"
     with interruptible(), _planned(store, selection) as (name, deletion):

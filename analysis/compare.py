@@ -10,7 +10,7 @@ from kdiff.analysis import recorded
 from kdiff.analysis.at_once import of_both
 from kdiff.analysis.calibration import Excess, read_excess
 from kdiff.analysis.configuration import explain_launches
-from kdiff.analysis.counts import GRAPHS, Counts, Recording
+from kdiff.analysis.counts import Counts, Recording, is_graph
 from kdiff.analysis.evidence import Evidence, holdings
 from kdiff.analysis.interval import Sample, tail_estimate
 from kdiff.analysis.measure import NO_DEVICE_TIME, MetricChoice, Plan, choose, gather, unlike
@@ -102,7 +102,9 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
         if not evidence.rolled and (gone := evidence.missing_rows):
             raise KdiffError(f"of the {side} window {evidence.window.brief()} {recorded.only_rolled_up(gone)}")
         if lacking := evidence.missing_rollups:
-            raise KdiffError(f"of the {side} window {evidence.window.brief()} {recorded.only_rows(lacking)}")
+            raise KdiffError(
+                f"of the {side} window {evidence.window.brief()} {recorded.only_rows(lacking, evidence.hourly)}"
+            )
         if not census[side] and not recordings[side].coverage:
             held = holdings(evidence.store, evidence.service)
             raise KdiffError(f"nothing was recorded in the {side} window {evidence.window.brief()}: {held}")
@@ -302,7 +304,7 @@ def _notes(plans: Sequence[Plan], census: Mapping[str, Mapping[str, Counts]], op
         )
     if options.metric in _MEANING:
         notes.append(_MEANING[options.metric])
-    graphs = sum(counts[GRAPHS].launches for counts in census.values() if GRAPHS in counts)
+    graphs = sum(c.launches for counts in census.values() for name, c in counts.items() if is_graph(name))
     if graphs and options.metric != "graph":
         told = "cannot be seen: device time was not recorded in both windows"
         if all(any(c.in_graphs for c in counts.values()) for counts in census.values()):

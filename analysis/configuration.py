@@ -55,7 +55,7 @@ def explain_launches(
         for index, (plan, row) in enumerate(zip(plans, rows, strict=True))
         if plan.in_both and (row.verdict in _UNEXPLAINED or _lost_overlap(row))
     }
-    if not asked or not before.timed or not after.timed:
+    if not asked or before.hourly or after.hourly or not before.timed or not after.timed:
         return list(rows)
 
     kernels = {index: plans[index] for index in asked}

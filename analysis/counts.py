@@ -8,10 +8,16 @@ from typing import Final, Literal
 
 Metric = Literal["device", "completion", "launch", "graph"]
 
+_GRAPH: Final = "(graph "
 GRAPHS: Final = "(graph launches)"
-"""The name under which launches of graphs are listed: the host cannot tell one graph from another."""
+"""The name under which launches of graphs are listed whose capture was not recorded: they cannot be told apart."""
 
 UNNAMED: Final = "(no name)"
+
+
+def is_graph(name: str) -> bool:
+    """Whether it names launches of graphs: GRAPHS, or what the agent calls a graph that it saw captured."""
+    return name.startswith(_GRAPH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,7 @@ class Recording:
 
 
 _FIELDS: Final = tuple(f.name for f in fields(Counts) if f.name != "keys")
-_OF_DEVICE: Final = ("executions", "in_graphs", "device_runs", "device_ns")
-OF_HOST: Final = tuple(name for name in _FIELDS if name not in _OF_DEVICE)
+OF_DEVICE: Final = ("executions", "in_graphs", "device_runs", "device_ns")
+"""The fields of Counts that executions fill."""
+OF_HOST: Final = tuple(name for name in _FIELDS if name not in OF_DEVICE)
 """The fields of Counts that launches fill."""

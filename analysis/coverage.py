@@ -37,12 +37,13 @@ def unrolled(window: Window, health: pa.Table, present: pa.Table) -> tuple[int, 
     """The whole minutes, from and to in ns, around all stretches in which an agent counted events and the roll-ups
     hold nothing of its host; None without any. `present`: rows of queries/sql/minutes_present.sql.
     """
-    told = health.filter(pc.greater(health["events"], 0))
-    if not told.num_rows:
+    told = column(health, "events", np.uint64) > 0
+    if not told.any():
         return None
-    first = np.maximum(column(told, "from_ns", np.int64), window.from_ns) // MINUTE_NS
-    last = (np.minimum(column(told, "to_ns", np.int64), window.to_ns) - 1) // MINUTE_NS
-    names, host = hosts_of(told)
+    first = np.maximum(column(health, "from_ns", np.int64)[told], window.from_ns) // MINUTE_NS
+    last = (np.minimum(column(health, "to_ns", np.int64)[told], window.to_ns) - 1) // MINUTE_NS
+    names, host = hosts_of(health)
+    host = host[told]
     rolled = np.empty(0, np.int64)
     # Host and minute are one number; hosts lie a window and a minute apart.
     begin, span = int(first.min()), int(last.max()) - int(first.min()) + 2

@@ -7,8 +7,9 @@ windows was timed all the time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -36,10 +37,11 @@ class DeviceRecording:
         windows: device windows that overlap the window; 0 where it was timed all the time, or not at all.
         executions, uncollected, dropped, lost: by the account of those windows, which count whole.
         clock_error_ns: the largest distance of their times from the host's clock.
-        stretches: when each process was timed.
+        stretches: when each process was timed; empty where only `sums_ns` tell for how long.
         alive_ns: how long each process lived in the window, as far as is known; not less than its stretches.
         unheard: launches of processes that were not timed while others were, by host.
         launches: of all processes.
+        sums_ns: for how long each process was timed, where that is all that is known.
     """
 
     windows: int = 0
@@ -52,6 +54,12 @@ class DeviceRecording:
     alive_ns: Mapping[Process, int] = field(default_factory=dict)
     unheard: Mapping[str, int] = field(default_factory=dict)
     launches: int = 0
+    sums_ns: Mapping[Process, int] = field(default_factory=dict)
+
+    @cached_property
+    def timed_ns(self) -> Mapping[Process, int]:
+        """For how long each process was timed."""
+        return self.sums_ns or {process: _length(stretches) for process, stretches in self.stretches.items()}
 
     @property
     def missing(self) -> int:
@@ -66,7 +74,7 @@ class DeviceRecording:
     @property
     def covered_ns(self) -> int:
         """Time that was timed on the device, summed over processes."""
-        return sum(_length(stretches) for stretches in self.stretches.values())
+        return sum(self.timed_ns.values())
 
     @property
     def coverage(self) -> float:
@@ -76,8 +84,7 @@ class DeviceRecording:
 
     def scale(self, process: Process) -> float:
         """How many executions one that was timed stands for; 1 where nothing is known."""
-        stretches = self.stretches.get(process)
-        covered = 0 if stretches is None else _length(stretches)
+        covered = self.timed_ns.get(process, 0)
         return max(1.0, self.alive_ns[process] / covered) if covered else 1.0
 
     def warnings(self, side: str) -> list[str]:
@@ -107,21 +114,41 @@ def read_recording(
             stretches=every, alive_ns=alive, unheard=_unheard(launched, every) if every else {}, launches=launches
         )
     stretches = _stretches(window, windows)
-    alive = {}
-    for process in launched.keys() | stretches.keys():
-        bounds = stretches.get(process, np.empty((0, 2), np.int64)).ravel().tolist()
-        if process in launched:
-            bounds += [launched[process]["first_ns"], launched[process]["last_ns"]]
-        alive[process] = max(bounds, default=0) - min(bounds, default=0)
+    bounds = {process: (int(its[0, 0]), int(its[-1, 1])) for process, its in stretches.items() if len(its)}
     # Python's integers: a sum that wraps around would hide a loss.
     totals = {name: sum(column(windows, name, np.uint64).tolist()) for name in _COUNTS}
     return DeviceRecording(
         windows=windows.num_rows,
         clock_error_ns=int(column(windows, "clock_error_ns", np.int64).max()),
         stretches=stretches,
-        alive_ns=alive,
+        alive_ns=_alive(launched, stretches, bounds),
         unheard=_unheard(launched, stretches),
         launches=launches,
+        **totals,
+    )
+
+
+def read_hours(
+    window: Window, hours: pa.Table, processes: Sequence[Mapping[str, Any]], timed: Sequence[Process]
+) -> DeviceRecording:
+    """The same from queries/sql/hours_device.sql: for how long each process was timed, not when."""
+    if not hours.num_rows:
+        return read_recording(window, hours, processes, timed)
+    launched = {(row["host"], row["pid"]): row for row in processes}
+    rows = {(row["host"], row["pid"]): row for row in hours.to_pylist()}
+    bounds = {process: (row["first_ns"], row["last_ns"]) for process, row in rows.items() if row["covered_ns"]}
+    # Windows that overlap are not told from others: their union is no longer than from the first to the last.
+    sums = {
+        process: min(row["covered_ns"], row["last_ns"] - row["first_ns"]) if process in bounds else 0
+        for process, row in rows.items()
+    }
+    totals = {name: sum(row[name] for row in rows.values()) for name in ("windows", *_COUNTS)}
+    return DeviceRecording(
+        clock_error_ns=max(row["clock_error_ns"] for row in rows.values()),
+        alive_ns=_alive(launched, sums, bounds),
+        unheard=_unheard(launched, sums),
+        launches=sum(row["launches"] for row in processes),
+        sums_ns=sums,
         **totals,
     )
 
@@ -144,10 +171,25 @@ def _stretches(window: Window, windows: pa.Table) -> dict[Process, Stretches]:
     return {process: np.array(its, np.int64).reshape(-1, 2) for process, its in found.items()}
 
 
-def _unheard(launched: Mapping[Process, Mapping[str, Any]], stretches: Mapping[Process, Stretches]) -> dict[str, int]:
+def _alive(
+    launched: Mapping[Process, Mapping[str, Any]],
+    timed: Collection[Process],
+    bounds: Mapping[Process, tuple[int, int]],
+) -> dict[Process, int]:
+    """From the first to the last that is known of each process: what it launched, and its `bounds`."""
+    alive = {}
+    for process in launched.keys() | set(timed):
+        moments = list(bounds.get(process, ()))
+        if process in launched:
+            moments += [launched[process]["first_ns"], launched[process]["last_ns"]]
+        alive[process] = max(moments, default=0) - min(moments, default=0)
+    return alive
+
+
+def _unheard(launched: Mapping[Process, Mapping[str, Any]], timed: Collection[Process]) -> dict[str, int]:
     found: dict[str, int] = {}
     for (host, pid), row in sorted(launched.items()):
-        if (host, pid) not in stretches:
+        if (host, pid) not in timed:
             found[host] = found.get(host, 0) + row["launches"]
     return found
 

@@ -45,7 +45,7 @@ def read(evidence: Evidence) -> Listing:
     if not evidence.rolled and (gone := evidence.missing_rows):
         warnings.append(f"of the window {only_rolled_up(gone)}")
     if lacking := evidence.missing_rollups:
-        warnings.append(f"of the window {only_rows(lacking)}")
+        warnings.append(f"of the window {only_rows(lacking, evidence.hourly)}")
     return Listing(evidence.store.name, evidence.window, recording, rows, warnings)
 
 

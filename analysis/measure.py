@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from kdiff.analysis.at_once import Side, of_both
-from kdiff.analysis.counts import GRAPHS, Counts, Metric
+from kdiff.analysis.counts import Counts, Metric, is_graph
 from kdiff.analysis.evidence import Evidence
 from kdiff.analysis.interval import Sample
 from kdiff.analysis.pairing import Pair
@@ -51,7 +51,7 @@ def choose(pairs: Sequence[Pair], metric: MetricChoice) -> list[Plan]:
     graphs_seen = all(any(getattr(p, side).in_graphs for p in pairs) for side in ("before", "after"))
     plans = []
     for pair in pairs:
-        if pair.kernel == GRAPHS:
+        if is_graph(pair.kernel):
             if metric == "graph" or (metric == "auto" and not graphs_seen):
                 plans.append(_plan(pair, "graph", metric == "auto", no_device))
         elif metric == "auto":

@@ -96,10 +96,10 @@ class Activity:
 def read_activity(evidence: Evidence, keys: Mapping[int, int]) -> Activity | None:
     """What ran beside what; of the kernels in `keys` (kernel_key -> index) one by one.
 
-    None if nothing was timed, or if the rows are gone: roll-ups do not tell. Raises StoreError.
+    None if nothing was timed, or if the rows are gone or too many to look for: roll-ups do not tell. Raises StoreError.
     """
     timed = evidence.timed
-    if not timed or evidence.missing_executions:
+    if not timed or evidence.hourly or evidence.missing_executions:
         return None
     buckets, width = evidence.window.buckets()
     slices = _Slices.of(evidence, timed)
@@ -161,7 +161,7 @@ class _Slices:
         buckets, width = evidence.window.buckets()
         each = max(1, width // SLICE_NS)
         device = evidence.device
-        held = device.covered_ns / max(1, len(device.stretches)) / (width / each)
+        held = device.covered_ns / max(1, len(device.timed_ns)) / (width / each)
         share = max(MAX_EXECUTIONS / timed, min(MOST_EXECUTIONS / timed, LEAST_SLICES / max(held, 1.0)))
         share = min(1.0, share)
         # No fewer device windows are read for it: a longer slice holds more of them.

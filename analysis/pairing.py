@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from kdiff.analysis.counts import GRAPHS, Counts
+from kdiff.analysis.counts import Counts, is_graph
 from kdiff.queries.errors import KdiffError
 from kdiff.queries.printable import printable, shorten
 
@@ -70,7 +70,7 @@ def pair_kernels(
             warnings.append(f"{show(old)} still ran in the after window ({left.ran:,} launches): these are left out")
     pairs = [Pair(n, renamed.get(n, NONE), kept.get(n, NONE)) for n in sorted(renamed.keys() | kept.keys())]
     if patterns:
-        chosen = [p for p in pairs if p.kernel != GRAPHS and _matches(p.kernel, patterns)]
+        chosen = [p for p in pairs if _matches(p.kernel, patterns)]
         if pairs and not chosen:
             names = _examples(p.kernel for p in pairs)
             raise PairingError(f"no kernel matches {' or '.join(map(show, patterns))}: these ran: {names}")
@@ -105,6 +105,8 @@ def show(name: str) -> str:
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
+    """A graph, whose name has those of kernels in it, only where the pattern begins as such names do."""
+    patterns = [pattern for pattern in patterns if is_graph(pattern)] if is_graph(name) else patterns
     return any(pattern in name or fnmatchcase(name, pattern) for pattern in patterns)
 
 

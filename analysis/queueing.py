@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kdiff.analysis.at_once import Side, of_both
-from kdiff.analysis.counts import GRAPHS
+from kdiff.analysis.counts import is_graph
 from kdiff.analysis.evidence import Evidence
 from kdiff.analysis.interval import Sample, ratio_interval, tail_estimate
 from kdiff.analysis.measure import Plan, keys_of
@@ -67,7 +67,7 @@ def add_queue(before: Evidence, after: Evidence, plans: Sequence[Plan], rows: Se
 
 
 def _activity(evidence: Evidence, side: Side, plans: Sequence[Plan]) -> Activity | None:
-    kernels = {index: plan for index, plan in enumerate(plans) if plan.pair.kernel != GRAPHS}
+    kernels = {index: plan for index, plan in enumerate(plans) if not is_graph(plan.pair.kernel)}
     return read_activity(evidence, keys_of(kernels, side))
 
 

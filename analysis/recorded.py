@@ -36,8 +36,13 @@ def only_rolled_up(rows: int) -> str:
     )
 
 
-def only_rows(rows: int) -> str:
+def only_rows(rows: int, hourly: bool) -> str:
     """What to do where a window is to be judged by roll-ups that it has not."""
+    if hourly:
+        return (
+            f"{rows:,} launches and executions, or more, have no roll-ups by the hour: add --exact, or choose a window "
+            "of under five days"
+        )
     return f"{rows:,} launches and executions have no roll-ups: add --exact, or choose a window of under two hours"
 
 
@@ -61,12 +66,17 @@ def without_bins(
 
 def calls_gone(sides: Mapping[str, Evidence]) -> list[str]:
     """One sentence for each window whose calls inside device windows cannot be told from the others any more."""
-    return [
-        f"One window has more calls in device windows, which take longer, and in the {side} window they cannot be left "
-        "out: its rows are gone, and roll-ups do not tell; choose a later window."
-        for side, evidence in sides.items()
-        if evidence.missing_rows
-    ]
+    found = []
+    for side, evidence in sides.items():
+        why = "it is judged by hours, which do not tell; choose a window of under five days, or add --exact"
+        if not evidence.hourly:
+            why = "its rows are gone, and roll-ups do not tell; choose a later window"
+        if evidence.hourly or evidence.missing_rows:
+            found.append(
+                f"One window has more calls in device windows, which take longer, and in the {side} window they cannot "
+                f"be left out: {why}."
+            )
+    return found
 
 
 def lossy_device(sides: Mapping[str, Evidence], limit: float) -> list[str]:
@@ -92,8 +102,8 @@ def other_processes(sides: Mapping[str, Evidence]) -> list[str]:
     """
     found = []
     for (side, evidence), (other, there) in permutations(sides.items(), 2):
-        timed_hosts = {host for host, _ in there.device.stretches}
-        missing = {(row["host"], row["pid"]) for row in there.processes} - there.device.stretches.keys()
+        timed_hosts = {host for host, _ in there.device.timed_ns}
+        missing = {(row["host"], row["pid"]) for row in there.processes} - there.device.timed_ns.keys()
         # A process that was started anew has another pid.
         hosts = {host for host, _ in missing} - timed_hosts
         held = sum(n for process, n in evidence.timed_by.items() if process in missing or process[0] in hosts)
@@ -144,7 +154,7 @@ def window_report(
 
 def device_report(device: DeviceRecording, busy: float | None) -> DeviceReport | None:
     """How well the device timed a window; None where it did not."""
-    if not device.stretches:
+    if not device.timed_ns:
         return None
     return DeviceReport(
         windows=device.windows,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
-from kdiff.analysis.counts import GRAPHS, Metric
+from kdiff.analysis.counts import Metric, is_graph
 from kdiff.analysis.evidence import Evidence
 from kdiff.analysis.interval import Sample, ratio_interval, tail_estimate
 from kdiff.analysis.measure import Plan, gather
@@ -44,4 +44,4 @@ def measured(metric: Metric, before: Sample, after: Sample, policy: Policy) -> M
 def _has(plan: Plan, metric: Metric) -> bool:
     pair = plan.pair
     both = all(counts.available(metric, isolated=False) for counts in (pair.before, pair.after))
-    return both and metric != plan.metric and pair.kernel != GRAPHS
+    return both and metric != plan.metric and not is_graph(pair.kernel)

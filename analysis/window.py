@@ -8,10 +8,12 @@ from typing import Final
 
 NS: Final = 1_000_000_000
 MINUTE_NS: Final = 60 * NS
+HOUR_NS: Final = 60 * MINUTE_NS
 BUCKETS: Final = 120
 """interval.RECOMMENDED_BUCKETS, repeated: importing it would make `kdiff --help` import numpy and scipy."""
 MOST_BUCKETS: Final = 480
 """More than enough degrees of freedom: more stretches would cost time and memory only."""
+_UNITS_OF_ROLLUPS: Final = (HOUR_NS, MINUTE_NS)
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 _MAX_NS: Final = 253_402_300_799 * NS  # the last second that a calendar date can name
 
@@ -42,33 +44,42 @@ class Window:
     def buckets(self) -> tuple[int, int]:
         """(count, width in ns) of the equal stretches that tile the window, the last of which may be shorter.
 
-        120 of them, or whole minutes in a longer window: one each, more where there are more than MOST_BUCKETS minutes.
-        The width is rounded up to whole nanoseconds, so that (t - from_ns) // width < count for every t in the window.
+        120 of them; in a longer window whole minutes, in one of days whole hours: one each, more where there are more
+        than MOST_BUCKETS of these. The width is rounded up to whole nanoseconds, so that (t - from_ns) // width < count
+        for every t in the window.
         """
-        if self.is_whole_minutes:
-            width = -(-self.length_ns // MINUTE_NS // MOST_BUCKETS) * MINUTE_NS
+        unit = self.unit_ns
+        if unit:
+            width = -(-self.length_ns // unit // MOST_BUCKETS) * unit
             return -(-self.length_ns // width), width
         count = min(BUCKETS, self.length_ns)
         return count, -(-self.length_ns // count)
 
-    def whole_minutes(self) -> Window:
-        """The UTC minutes that lie in it, where they are BUCKETS or more; else itself.
+    def whole(self) -> Window:
+        """The UTC hours that lie in it where they are BUCKETS or more, else the minutes if they are; else itself.
 
-        So long a window is cut into minutes, those that roll-ups are made of.
+        So long a window is cut into hours or minutes, those that roll-ups are made of.
         """
-        start, end = -(-self.from_ns // MINUTE_NS) * MINUTE_NS, self.to_ns // MINUTE_NS * MINUTE_NS
-        return Window(start, end) if end - start >= BUCKETS * MINUTE_NS else self
+        for unit in _UNITS_OF_ROLLUPS:
+            start, end = -(-self.from_ns // unit) * unit, self.to_ns // unit * unit
+            if end - start >= BUCKETS * unit:
+                return Window(start, end)
+        return self
 
-    def around_minutes(self) -> Window:
-        """The UTC minutes that it touches, where those in it are BUCKETS or more; else itself."""
-        if self.whole_minutes() is self:
+    def around(self) -> Window:
+        """The UTC hours or minutes that it touches, where `whole` would narrow it to these; else itself."""
+        unit = self.whole().unit_ns
+        if not unit:
             return self
-        return Window(self.from_ns // MINUTE_NS * MINUTE_NS, -(-self.to_ns // MINUTE_NS) * MINUTE_NS)
+        return Window(self.from_ns // unit * unit, -(-self.to_ns // unit) * unit)
 
     @property
-    def is_whole_minutes(self) -> bool:
-        """Whether it is long enough to be cut into minutes, and begins and ends on one."""
-        return self.length_ns >= BUCKETS * MINUTE_NS and self.from_ns % MINUTE_NS == self.to_ns % MINUTE_NS == 0
+    def unit_ns(self) -> int:
+        """An hour or a minute, the longer one of which it is made, BUCKETS or more of them; else 0."""
+        for unit in _UNITS_OF_ROLLUPS:
+            if self.length_ns >= BUCKETS * unit and self.from_ns % unit == self.to_ns % unit == 0:
+                return unit
+        return 0
 
     def brief(self) -> str:
         """A..B to the millisecond, for people; str() is exact and can be given as a SPEC."""

@@ -27,6 +27,7 @@ from kdiff.queries.segments_write import sync_directory, write_batches
 from kdiff.queries.shipping_notes import BEGUN, CONFIRMED, OWN_NAME, read_marks
 
 MINUTE_NS: Final = 60_000_000_000
+HOUR_NS: Final = 60 * MINUTE_NS
 ENDS: Final = {
     "agent_health": "to_ns",
     "device_windows": "to_ns",
@@ -49,7 +50,7 @@ class Selection:
 
     def __post_init__(self) -> None:
         if self.before_ns % MINUTE_NS:
-            raise ValueError("roll-ups are by the minute: before_ns is a whole one")
+            raise ValueError("before_ns is a whole minute")
 
 
 class Deletion(Protocol):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kdiff.queries.address import Address
-from kdiff.queries.deletion import ENDS, NAMES, Selection
+from kdiff.queries.deletion import ENDS, HOUR_NS, NAMES, Selection
 from kdiff.queries.errors import StoreError
 from kdiff.queries.printable import printable
 from kdiff.queries.server import explained
@@ -43,7 +43,9 @@ class ServerDeletion:
     _targets: list[_Target] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Count the rows. Raises StoreError."""
+        """Count the rows. Raises ValueError for a time that cuts an hour, and StoreError."""
+        if self.selection.before_ns % HOUR_NS:
+            raise ValueError("a server rolls up hours: before_ns is a whole one")
         with explained(self.address):
             engines = dict(
                 self.client.query(
@@ -79,8 +81,8 @@ class ServerDeletion:
             table: f"{column} <= {before}" if column == "to_ns" else f"{column} < {before}"
             for table, column in ENDS.items()
         }
-        old = f"toUnixTimestamp(minute) < {before // NS}"
-        return conditions | dict.fromkeys(ROLLUPS, old) | {NAMES: "1"}
+        rolled = {table: f"toUnixTimestamp({column}) < {before // NS}" for table, column in ROLLUPS.items()}
+        return conditions | rolled | {NAMES: "1"}
 
     def _ours(self) -> str:
         from clickhouse_connect.driver.binding import format_str

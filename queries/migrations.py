@@ -41,6 +41,11 @@ _SHARDED_BY: Final = {
     "kernel_minutes": "cityHash64(host, gpu_uuid)",
     "kernel_totals": "cityHash64(kernel_name)",
     "process_minutes": "cityHash64(host)",
+    "kernel_hours": "cityHash64(kernel_name)",
+    "process_hours": "cityHash64(host)",
+    "health_hours": "cityHash64(host)",
+    "device_hours": "cityHash64(host)",
+    "hours_since": "toUnixTimestamp(since)",
     "schema_versions": "version",
 }
 _VERSIONS: Final = """CREATE TABLE IF NOT EXISTS schema_versions{suffix}{on_cluster}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, Final
@@ -11,10 +13,13 @@ from typing import IO, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kdiff.queries.tables import NULLABLE
+from kdiff.queries.locks import lock
+from kdiff.queries.tables import NULLABLE, TABLES
 
 _COMPRESSION_LEVEL: Final = 3
 _MEASURES: Final = ("duration_ns", "completion_ns", "queue_ns")
+_BEGUN_WITHIN_S: Final = 1.0  # its writer may not have locked it yet
+_TORN_AFTER_S: Final = 3600.0  # where the file system has no locks
 
 
 def layout(schema: pa.Schema) -> dict[str, Any]:
@@ -56,15 +61,39 @@ def replacing(path: Path, exclusive: bool = False) -> Iterator[IO[bytes]]:
     file = open(beside, "xb" if exclusive else "wb")  # noqa: SIM115  # when it is another's, it stays
     try:
         with file:
+            lock(file.fileno())  # while it is held its writer lives: see remove_torn
             yield file
             file.flush()
             os.fsync(file.fileno())
+            os.utime(file.fileno())  # between here and the rename nobody holds it: see remove_torn
         beside.rename(path)
     except BaseException:
         with contextlib.suppress(OSError):
             beside.unlink()
         raise
     sync_directory(path.parent)
+
+
+def remove_torn(root: Path) -> None:
+    """Removes what writers of a capture that were killed have left half written; what is being written stays."""
+    for torn in (path for table in TABLES for path in (root / table).glob(".*.parquet.tmp")):
+        with contextlib.suppress(OSError):
+            age_s = time.time() - torn.stat().st_mtime
+            if age_s > _BEGUN_WITHIN_S and _is_abandoned(torn, age_s):
+                torn.unlink()
+
+
+def _is_abandoned(torn: Path, age_s: float) -> bool:
+    fd = os.open(torn, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return age_s > _TORN_AFTER_S
+    finally:
+        os.close(fd)
+    return True
 
 
 def sync_directory(folder: Path) -> None:

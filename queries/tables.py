@@ -32,7 +32,7 @@ _PLACE: Final = [
     ("container_id", _DICT),
 ]
 _SHAPE: Final = [
-    *[(f"grid_{a}", pa.uint32()) for a in "xyz"],
+    *[(f"grid_{a}", pa.uint32()) for a in "xyz"],  # of a graph launch: how many kernels, a hash of shapes
     *[(f"block_{a}", pa.uint32()) for a in "xyz"],
 ]
 
@@ -42,8 +42,8 @@ CUDA_EVENTS: Final = pa.schema(
         ("duration_ns", pa.int64()),  # entry to return; 0 if the return is not probed
         ("kind", _DICT),  # launch, graph_launch, sync
         ("api", _DICT),  # the CUDA function called
-        ("kernel_name", _DICT),  # demangled; '' for syncs and graph launches
-        ("kernel_id", pa.uint64()),  # hash of mangled name and code hash; 0 for syncs and graph launches
+        ("kernel_name", _DICT),  # demangled; of a graph what it holds, '' unknown; of a sync the last launch it proves
+        ("kernel_id", pa.uint64()),  # hash of the mangled name; 0 where there is no name
         *_PLACE,
         ("tid", pa.uint32()),
         ("comm", _DICT),
@@ -52,7 +52,7 @@ CUDA_EVENTS: Final = pa.schema(
         ("shared_bytes", pa.uint32()),
         ("status", pa.int32()),  # CUDA return code, 0 = success
         ("completion_ns", pa.int64()),  # launch entry to the end of the sync that proves it finished; 0 = unknown
-        ("batch_launches", pa.uint32()),  # launches that share that sync; 1 = isolated; 0 = unknown
+        ("batch_launches", pa.uint32()),  # launches that share that sync, or this one; 1 = isolated; 0 = unknown
         ("flags", pa.uint16()),  # EventFlags
     ]
 )
@@ -113,14 +113,14 @@ AGENT_HEALTH: Final = pa.schema(
     [
         ("from_ns", pa.int64()),  # the stretch of time this row accounts for, without gaps while an agent records
         ("to_ns", pa.int64()),
-        ("service", _DICT),
+        ("service", _DICT),  # '' = of the host: its losses may be any service's that it has
         ("host", _DICT),
         ("layer", _DICT),  # both, runtime, driver
         ("events", pa.uint64()),  # rows of cuda_events that began in the stretch as far as they were received
         ("lost_launches", pa.uint64()),
         ("lost_syncs", pa.uint64()),
         ("lost_other", pa.uint64()),
-        ("agent_cpu_ns", pa.int64()),
+        ("agent_cpu_ns", pa.int64()),  # this and the next two are the agent's own: 0 in rows of one service of several
         ("drain_lag_ns", pa.int64()),  # the longest time between two reads of the ring
         ("attached_probes", pa.uint32()),
         ("unresolved_launches", pa.uint64()),
@@ -131,7 +131,7 @@ _PIDS: Final = pa.list_(pa.field("element", pa.uint32(), nullable=False))
 GPU_SAMPLES: Final = pa.schema(
     [
         ("timestamp_ns", pa.int64()),  # right before the GPU was asked
-        ("service", _DICT),  # of the recording: a sample is of the host, whatever runs there
+        ("service", _DICT),  # of the whole recording, '' where it has several: a sample is of the host
         ("host", _DICT),
         ("gpu_uuid", _DICT),
         ("parent_uuid", _DICT),  # of a MIG instance its GPU; '' = a GPU
@@ -156,8 +156,16 @@ GPU_SAMPLES: Final = pa.schema(
 NULLABLE: Final = frozenset(GPU_SAMPLES.names[6:-2])
 """The columns that may be null, for a reading that a GPU does not have. No other does."""
 
-ROLLUPS: Final = ("kernel_minutes", "kernel_totals", "process_minutes")
-"""The tables of a server that hold whole minutes, by queries/schema."""
+ROLLUPS: Final = {
+    "health_hours": "hour",
+    "device_hours": "hour",
+    "kernel_minutes": "minute",
+    "kernel_totals": "minute",
+    "process_minutes": "minute",
+    "kernel_hours": "hour",
+    "process_hours": "hour",
+}
+"""The tables of a server that hold whole minutes or hours, by queries/schema, and the column that says which."""
 
 TABLES: Final[dict[str, pa.Schema]] = {
     "cuda_events": CUDA_EVENTS,

@@ -103,13 +103,17 @@ def checksum_of_files(client: Any, roots: Sequence[Path], table: str = "cuda_eve
 
 ROLLED_UP = """
 SELECT sum(launches), sum(completions), sum(isolated_ns), sum(launch_ns), sum(arraySum(mapValues(isolated_bins))),
-    sum(arraySum(mapValues(shared_bins))), sum(arraySum(mapValues(call_bins)))
+    sum(arraySum(mapValues(shared_bins))), sum(arraySum(mapValues(call_bins))),
+    (SELECT (sum(launches), sum(completions), sum(arraySum(mapValues(call_bins)))) FROM kernel_hours),
+    (SELECT sum(launches) FROM process_hours), (SELECT (sum(events), sum(covered_ns)) FROM health_hours)
 FROM kernel_minutes
 """
 FROM_ROWS = """
 SELECT count(), countIf(completion_ns > 0), sumIf(completion_ns, batch_launches = 1), sum(duration_ns),
     countIf(completion_ns > 0 AND batch_launches = 1), countIf(completion_ns > 0 AND batch_launches > 1),
-    countIf(duration_ns > 0)
+    countIf(duration_ns > 0),
+    (count(), countIf(completion_ns > 0), countIf(duration_ns > 0)),
+    count(), (SELECT (sum(events), sum(to_ns - from_ns)) FROM agent_health)
 FROM cuda_events WHERE kind IN ('launch', 'graph_launch')
 """
 

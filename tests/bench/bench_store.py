@@ -3,8 +3,9 @@
     python tests/bench/bench_store.py [--launches 2000000] [--seed 1] [--keep DIR] [--only WORD ...]
 
 Writes the capture of store_load.py, ships it to the stand-in of tests/standins/ (the real engine behind HTTP, on this
-machine's cores) and compares its two windows. --launches 100000000 takes 6 GB of disk, half an hour and more, and 7 GB
-of memory for one of the peers. Peers that are not installed (`pip install -e .[bench]`) are left out.
+machine's cores) and compares its two windows; then what store_month.py prints. --launches 100000000 takes 6 GB of disk,
+half an hour and more, and 7 GB of memory for one of the peers. Peers that are not installed (`pip install -e .[bench]`)
+are left out.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import pyarrow.parquet as pq
 from store_load import AFTER, BEFORE, HOSTS, Load
+from store_month import Fleet, month
 
 from kdiff.agent.segment_files import Listing, SegmentFile
 from kdiff.agent.shipping import Hooks, Shipper
@@ -44,6 +46,10 @@ VIEWS: Final = (
     "kernel_totals_of_minutes",
     "process_minutes_of_events",
     "process_minutes_of_executions",
+    "kernel_hours_of_totals",
+    "process_hours_of_minutes",
+    "health_hours_of_accounts",
+    "device_hours_of_windows",
 )
 RAW: Final = ("cuda_events", "kernel_executions")
 KDIFF: Final = str(Path(sys.executable).parent / "kdiff")
@@ -198,8 +204,9 @@ def disk(server: Server, capture: Path) -> None:
     client = server.client("kdiff")
     print("\nOn the disk")
     for table in (*RAW, *ROLLUPS):
-        rows, parts = client.query(
-            "SELECT sum(rows), count() FROM system.parts WHERE active AND database = 'kdiff' AND table = {t:String}",
+        rows, parts, size = client.query(
+            "SELECT sum(rows), count(), sum(data_compressed_bytes) FROM system.parts "
+            "WHERE active AND database = 'kdiff' AND table = {t:String}",
             parameters={"t": table},
         ).first_row
         columns = client.query(
@@ -207,7 +214,6 @@ def disk(server: Server, capture: Path) -> None:
             "ORDER BY data_compressed_bytes DESC",
             parameters={"t": table},
         ).result_rows
-        size = sum(of for _, of in columns)
         print(f"{table}: {rows:,} rows, {size / 1e6:,.1f} MB in {parts} parts, {size / rows:.2f} bytes a row", end="")
         if table in RAW:
             files = sum(path.stat().st_size for path in (capture / table).glob("*.parquet"))
@@ -332,6 +338,8 @@ def main() -> None:
             fill(server, capture)
             disk(server, capture)
             verdicts(server, capture, given.best_of, given.only)
+            if not given.only:
+                month(standin.address("month"), Fleet())
     finally:
         if given.keep is None:
             shutil.rmtree(root, ignore_errors=True)

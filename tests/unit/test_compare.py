@@ -172,6 +172,22 @@ def test_unprobed_returns_have_no_launch_time(capture: Capture) -> None:
     assert "No time in the host call is known" in only(capture.compare(metric="launch")).reasons[0]
 
 
+def test_a_graph_that_was_seen_captured_is_judged_by_itself(capture: Capture) -> None:
+    decode, prefill = "(graph 0a1b2c3d: 12 x fused_gelu)", "(graph 99aabbcc: 12 x fused_gelu, 1 x softmax)"
+    capture.host("", kind="graph_launch")
+    capture.host("fused_gelu")
+    capture.host(decode, kind="graph_launch", after=1.3)
+    capture.host(prefill, kind="graph_launch")
+    report = capture.compare()
+    assert {row.kernel: row.verdict.name for row in report.kernels if row.kernel.startswith("(graph")} == {
+        decode: "REGRESSED", prefill: "PASS", GRAPHS: "PASS",
+    }  # fmt: skip
+    assert only(report, decode).metric == "graph"
+    assert any(f"inside {6 * N:,} graph launches cannot be seen" in note for note in report.notes)
+    assert [row.kernel for row in capture.compare(patterns=("fused_gelu",)).kernels] == ["fused_gelu"]
+    assert [row.kernel for row in capture.compare(patterns=("(graph 0a1b*",)).kernels] == [decode]
+
+
 def test_graphs_are_judged_as_graphs(capture: Capture) -> None:
     capture.host("", kind="graph_launch")
     capture.host("gelu")

@@ -203,13 +203,13 @@ def test_a_table_that_was_altered_is_one_sentence(run: Run, own_database: Addres
     captures.write(tmp_path / "there", "agent_health", captures.health(BEFORE.from_ns, BEFORE.to_ns))
     loaded.load(own_database, tmp_path / "there")
     with closing(connect(own_database, settings={"mutations_sync": 2})) as client:
-        client.command("ALTER TABLE agent_health MODIFY COLUMN events Nullable(UInt64)")
-        client.command("ALTER TABLE agent_health UPDATE events = NULL WHERE 1")
+        client.command("ALTER TABLE agent_health MODIFY COLUMN drain_lag_ns Nullable(Int64)")
+        client.command("ALTER TABLE agent_health UPDATE drain_lag_ns = NULL WHERE 1")
     told = run(own_database, "export", str(BEFORE), "-o", tmp_path / "out")
     assert (told.code, told.out) == (2, "")
-    assert "the column events lacks values" in told.err
+    assert "the column drain_lag_ns lacks values" in told.err
     with closing(connect(own_database)) as client:
-        client.command("ALTER TABLE agent_health DROP COLUMN events")
+        client.command("ALTER TABLE agent_health DROP COLUMN drain_lag_ns")
     told = run(own_database, "export", str(BEFORE), "-o", tmp_path / "out")
     assert told.code == 2
-    assert "the column events is not what kdiff writes" in told.err
+    assert "the column drain_lag_ns is not what kdiff writes" in told.err

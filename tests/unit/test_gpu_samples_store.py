@@ -141,7 +141,8 @@ def test_old_samples_are_deleted(
     capsys: pytest.CaptureFixture[str],
     server: bool,
 ) -> None:
-    begin, root = now(), tmp_path / "capture"
+    # A server deletes to the whole hour: the cut is on one.
+    begin, root = now() // (3600 * SECOND) * 3600 * SECOND - 60 * SECOND, tmp_path / "capture"
     writer = SegmentWriter(root, "host-1", shipped.BOOT, begin)
     writer.write("gpu_samples", samples(begin, 101))
     writer.write("gpu_samples", samples(begin, 11, "other"))

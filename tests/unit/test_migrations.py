@@ -48,9 +48,9 @@ def columns(engine: Any, database: str, table: str) -> dict[str, str]:
 
 
 def test_tables_have_the_columns_of_captures(engine: Any, database: str) -> None:
-    assert migrations.migrate(engine, database) == [1, 2, 3, 4, 5, 6]
+    assert migrations.migrate(engine, database) == [1, 2, 3, 4, 5, 6, 7]
     assert migrations.migrate(engine, database) == []
-    assert migrations.applied_versions(engine, database) == [1, 2, 3, 4, 5, 6]
+    assert migrations.applied_versions(engine, database) == [1, 2, 3, 4, 5, 6, 7]
     for table, schema in TABLES.items():
         assert columns(engine, database, table) == {field.name: engine_type(field) for field in schema}
 
@@ -68,7 +68,7 @@ def test_many_at_once(engine: Any, database: str, path: str) -> None:
     for thread in threads:
         thread.join()
     assert len(done) == 4
-    assert migrations.applied_versions(engine, database) == [1, 2, 3, 4, 5, 6]
+    assert migrations.applied_versions(engine, database) == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_one_that_was_cut_short_goes_on(engine: Any, database: str) -> None:
@@ -76,7 +76,7 @@ def test_one_that_was_cut_short_goes_on(engine: Any, database: str) -> None:
         engine.database = database if statement.in_database else None
         engine.command(statement.sql)
     engine.database = None
-    assert migrations.migrate(engine, database) == [1, 2, 3, 4, 5, 6]
+    assert migrations.migrate(engine, database) == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_one_that_was_cut_short_keeps_rows_for_as_long_as_is_said_then(engine: Any, database: str) -> None:
@@ -113,15 +113,15 @@ def test_a_schema_of_another_version_is_refused(engine: Any, database: str) -> N
     engine.command(f"CREATE DATABASE {migrations._quoted(database)}")
     try:
         engine.database = database
-        with pytest.raises(StoreError, match=r"is not there, this kdiff needs 6: run `kdiff migrate`"):
+        with pytest.raises(StoreError, match=r"is not there, this kdiff needs 7: run `kdiff migrate`"):
             migrations.check(engine)
         migrations.migrate(engine, database)
         migrations.check(engine)
         engine.command("INSERT INTO schema_versions (version, name, checksum) VALUES (9, 'later', 'x')")
-        with pytest.raises(StoreError, match=r"of version 9, this kdiff knows 6: install a newer kdiff"):
+        with pytest.raises(StoreError, match=r"of version 9, this kdiff knows 7: install a newer kdiff"):
             migrations.check(engine)
         engine.command("DELETE FROM schema_versions WHERE version > 2")
-        with pytest.raises(StoreError, match=r"is of version 2, this kdiff needs 6: run"):
+        with pytest.raises(StoreError, match=r"is of version 2, this kdiff needs 7: run"):
             migrations.check(engine)
         engine.command("INSERT INTO schema_versions (version, name, checksum) VALUES (2, 'shipped_segments', 'x')")
         with pytest.raises(StoreError, match=r"the migration 2 \(shipped_segments\) that the server has is not this"):
@@ -155,14 +155,16 @@ def test_the_statements_for_a_cluster_are_sql(engine: Any) -> None:
         engine.query("SELECT formatQuery({sql:String})", parameters={"sql": sql})
     local = [sql for sql in statements if "_local ON CLUSTER `main's`" in sql and sql.startswith("CREATE TABLE")]
     over_all = [sql for sql in statements if "ENGINE = Distributed('main\\'s', 'kdiff'," in sql]
-    assert len(local) == len(over_all) == len(TABLES) + 5
+    assert len(local) == len(over_all) == len(TABLES) + 10
     assert all("ENGINE = Replicated" in sql and "non_replicated" not in sql for sql in local)
     views = [sql for sql in statements if "MATERIALIZED VIEW" in sql]
-    assert all(re.search(r"FROM (cuda_events|kernel_executions|kernel_minutes)_local\b", sql) for sql in views)
-    assert len(views) == 5
+    assert all(re.search(r"FROM (\w+)_local\b", sql) for sql in views)
+    assert len(views) == 9
     assert not [sql for sql in migrations.plan("kdiff") if "CLUSTER" in sql.sql or "Replicated" in sql.sql]
     changed = [
-        sql.sql for sql in migrations.plan("kdiff", "c", applied=(1, 2, 3, 4, 5, 6), raw_days=3) if "ALTER" in sql.sql
+        sql.sql
+        for sql in migrations.plan("kdiff", "c", applied=(1, 2, 3, 4, 5, 6, 7), raw_days=3)
+        if "ALTER" in sql.sql
     ]
     assert [sql.split()[2] for sql in changed] == ["cuda_events_local", "kernel_executions_local", "gpu_samples_local"]
 
@@ -178,7 +180,7 @@ def test_what_is_to_be_kept_for_a_century_is_kept(engine: Any, database: str) ->
         tables = "SELECT name, engine_full FROM system.tables WHERE database = currentDatabase() AND engine_full != ''"
         ages = {name: found[1] for name, sql in engine.query(tables).result_rows
                 if (found := re.search(r" TTL (.+?) \+ toIntervalDay", sql))}  # fmt: skip
-        assert len(ages) == len(TABLES) + 4
+        assert len(ages) == len(TABLES) + 1 + len(ROLLUPS)
         for table, age in ages.items():
             assert engine.query(f"DESCRIBE (SELECT {age} FROM {table})").first_row[1] == "Date", table
     finally:
@@ -189,12 +191,15 @@ def test_every_query_of_roll_ups_runs_on_empty_tables(engine: Any, database: str
     migrations.migrate(engine, database)
     params: dict[str, int | str | list[int]] = {"from_ns": 0, "to_ns": captures.MINUTE, "service": "", "keys": [1]}
     params |= {"kind": "launch", "measure": "device", "isolated": 1, "floors": [1], "bucket_ns": captures.MINUTE}
-    names = sorted(path.stem for path in Path(__file__).parents[2].glob("queries/sql/minutes_*.sql"))
-    assert len(names) == 9
+    params["minutes"] = [0, 60]
+    folder = Path(__file__).parents[2] / "queries" / "sql"
+    names = sorted(path.stem for which in ("minutes", "hours") for path in folder.glob(f"{which}_*.sql"))
+    assert len(names) == 22
     try:
         engine.database = database
         assert {name: engine.query_arrow(load_sql(name), parameters=params).num_rows for name in names} == (
-            dict.fromkeys(names, 0) | dict.fromkeys(("minutes_extent", "minutes_seen"), 1)
+            dict.fromkeys(names, 0)
+            | dict.fromkeys(("minutes_extent", "minutes_seen", "hours_covered", "hours_seen", "hours_since"), 1)
         )
     finally:
         engine.database = None

@@ -425,14 +425,15 @@ def test_launches_that_did_not_run_are_listed_no_more_than_from_rows(own_databas
 
 def test_a_kernel_that_is_called_as_graphs_are_hides_none(tmp_path: Path) -> None:
     times = captures.spread(BEFORE.from_ns, BEFORE.to_ns, 500)
-    called = {"": "graph_launch", GRAPHS: "launch", UNNAMED: "launch", "k": "launch"}
+    named = "(graph 1234abcd: 3 x k)"
+    called = {"": "graph_launch", GRAPHS: "launch", UNNAMED: "launch", "k": "launch", named: "graph_launch"}
     for number, (kernel, kind) in enumerate(called.items()):
         captures.write(tmp_path, "cuda_events", captures.launches(kernel, times, kind=kind), f"{number}")
     with CaptureStore(tmp_path) as store:
         both = Both.of(store, BEFORE)
         same_counts(both)
         launches = {name: counts.launches for name, counts in both.rolled.census().items()}
-    assert launches == {GRAPHS: 500, UNNAMED: 1_000, "k": 500}
+    assert launches == {GRAPHS: 500, UNNAMED: 1_000, "k": 500, named: 500}
 
 
 def test_a_clock_that_was_off_does_not_hide_the_rest(tmp_path: Path) -> None:

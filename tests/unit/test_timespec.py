@@ -227,6 +227,30 @@ def test_a_minute_a_bucket_in_long_windows_else_as_many_as_the_statistics_want()
     assert Window(0, 180 * MINUTE).buckets() == (180, MINUTE)
     assert Window(0, 60 * MINUTE).buckets() == (120, MINUTE // 2)
     assert Window(0, 12 * NS).buckets() == (120, NS // 10)
+    assert Window(0, 120 * HOUR).buckets() == (120, HOUR)
+    assert Window(0, 480 * HOUR).buckets() == (480, HOUR)
+    assert Window(0, 481 * HOUR).buckets() == (241, 2 * HOUR)
+    assert Window(0, 120 * HOUR - MINUTE).buckets() == (480, 15 * MINUTE)
+    assert Window(MINUTE, 120 * HOUR + MINUTE).buckets() == (480, 15 * MINUTE)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "narrow", "wide"),
+    [
+        (1, 120 * MINUTE, (1, 120 * MINUTE), (1, 120 * MINUTE)),
+        (1, 121 * MINUTE + 1, (MINUTE, 121 * MINUTE), (0, 122 * MINUTE)),
+        (1, 121 * HOUR - 1, (MINUTE, 121 * HOUR - MINUTE), (0, 121 * HOUR)),
+        (1, 121 * HOUR, (HOUR, 121 * HOUR), (0, 121 * HOUR)),
+        (HOUR - 1, 130 * HOUR + 1, (HOUR, 130 * HOUR), (0, 131 * HOUR)),
+    ],
+)
+def test_long_windows_are_whole_hours_or_minutes(
+    start: int, end: int, narrow: tuple[int, int], wide: tuple[int, int]
+) -> None:
+    window = Window(start, end)
+    assert window.whole() == Window(*narrow)
+    assert window.around() == Window(*wide)
+    assert window.whole().whole() == window.whole()
 
 
 def test_overlap_is_refused_in_one_store_only() -> None:
