@@ -15,7 +15,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any, Final
 
-from kdiff.agent import doctor_cuda, doctor_device, doctor_host, doctor_probes, doctor_process
+from kdiff.agent import doctor_cuda, doctor_device, doctor_host, doctor_probes, doctor_process, doctor_store
 from kdiff.agent.doctor_check import Answer, Check, Level, device_time, fail, recording, warn
 from kdiff.agent.doctor_child import ask
 from kdiff.agent.libraries import command_files
@@ -39,6 +39,10 @@ class Question:
     state: Path | None = None
     pids: Sequence[int] = ()
     command: Sequence[str] = ()
+    store: str = ""
+    """The address of the server that `run` would ship to; '' for none."""
+    max_bytes: int | None = None
+    """How large the spool in `directory` may grow; None where captures are not bounded."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
@@ -74,7 +78,7 @@ def _plan(question: Question) -> list[tuple[str, str, Run]]:
         (host, "clock", doctor_host.clock),
         (host, "locked memory", doctor_host.memory),
         (host, "other processes", doctor_host.other_memory),
-        (host, "disk", lambda: doctor_host.disk(question.directory)),
+        (host, "disk", lambda: doctor_host.disk(question.directory, question.max_bytes)),
         (probes, "BPF program", _probes),
         (cuda, "GPUs", lambda: doctor_cuda.nvml(ask("nvml", _CHILD_LIMIT_S))),
         (cuda, "libcuda", lambda: doctor_cuda.driver_library(_drivers(environment), state)),
@@ -86,6 +90,8 @@ def _plan(question: Question) -> list[tuple[str, str, Run]]:
         plan.append((device, "injection", lambda: doctor_device.injected(environment, device)))
     for pid in question.pids:
         plan.append((f"Process {pid}", "process", _process(pid, state)))
+    if question.store:
+        plan.append((doctor_store.GROUP, "server", lambda: doctor_store.store(question.store, environment)))
     if question.command:
         words = question.command
         plan.append(("Command", "program", lambda: doctor_process.command(words, environment, state)))
@@ -137,6 +143,8 @@ def together(plan: Sequence[tuple[str, str, Run]], limit_s: float) -> list[Check
 def _broken(group: str, name: str, fact: str) -> Check:
     if group in (doctor_host.GROUP, doctor_probes.GROUP):
         return fail(group, name, fact, "look into the kernel's log (dmesg); please report it if nothing is there")
+    if group == doctor_store.GROUP:
+        return warn(group, name, fact, f"look at the server and at the way to it; {doctor_store.WAITS}")
     return warn(group, name, fact, "look into the kernel's log (dmesg) for the GPU driver's errors", Answer.UNSURE)
 
 
@@ -170,6 +178,9 @@ def _conclusion(report: Report) -> list[str]:
     lines = []
     failed = [check.name for check in report.checks if check.level is Level.FAIL]
     lines.append(f"Recording does not work: {', '.join(failed)}." if failed else "Recording works.")
+    if shipping := _of_store(report):
+        broken = ", ".join(check.name for check in shipping if check.level is not Level.OK)
+        lines.append(f"Shipping does not work: {broken}." if broken else "Shipping works.")
     answer = device_time(report.checks)
     why = ", ".join(dict.fromkeys(check.name for check in report.checks if check.device_time is answer))
     lines.append(
@@ -182,11 +193,22 @@ def _conclusion(report: Report) -> list[str]:
     return lines
 
 
+def _of_store(report: Report) -> list[Check]:
+    return [check for check in report.checks if check.group == doctor_store.GROUP]
+
+
+def _shipping(report: Report) -> str:
+    found = _of_store(report)
+    works = all(check.level is Level.OK for check in found)
+    return "none" if not found else (Answer.WORKS if works else Answer.FAILS).value
+
+
 def _object(report: Report) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "recording": recording(report.checks).value,
         "device_time": device_time(report.checks).value,
+        "shipping": _shipping(report),
         "exit_code": report.exit_code,
         "checks": [
             {

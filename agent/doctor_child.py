@@ -117,7 +117,7 @@ def ask_nvml() -> Found:
         gpus.append({"name": str(pynvml.nvmlDeviceGetName(device)), "mig": bool(mig and mig[0])})
     confidential = _or_none(pynvml.nvmlSystemGetConfComputeState)
     return {
-        "driver": str(pynvml.nvmlSystemGetDriverVersion()),
+        "driver": str(_or_none(pynvml.nvmlSystemGetDriverVersion) or "unknown"),
         "cuda": _or_none(pynvml.nvmlSystemGetCudaDriverVersion_v2),
         "gpus": gpus,
         "confidential": bool(confidential and confidential.ccFeature and not confidential.devToolsMode),

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
 import resource
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -16,13 +20,16 @@ from kdiff.agent.errors import AgentError
 from kdiff.agent.procfs import linux_release
 from kdiff.agent.targets import returns_may_kill
 from kdiff.probes.program import machine
+from kdiff.queries.segments_write import sync_directory
 
 GROUP: Final = "Host"
+_ELSEWHERE: Final = "name another capture directory with -o"
 _OLDEST: Final = (5, 15)
 _MACHINES: Final = ("x86_64", "aarch64")
 _CAP_SYS_PTRACE: Final = 19
 _SLOW_CLOCKS: Final = ("hpet", "acpi_pm", "jiffies")
-_ROOM_WANTED: Final = 1 << 30  # three hours of 10,000 launches a second
+_GIB: Final = 1 << 30
+_ROOM_WANTED: Final = _GIB  # three hours of 10,000 launches a second
 
 
 def permission(check: Callable[[], None] = check_permission) -> Check:
@@ -83,24 +90,70 @@ def memory(limit: int | None = None) -> Check:
     return ok(GROUP, "locked memory", f"limit {shown}; BPF maps do not count to it since Linux 5.11")
 
 
-def disk(directory: Path, free: Callable[[Path], int] | None = None) -> Check:
-    """Room and permission where captures would be written. Nothing is made there."""
+def disk(directory: Path, max_bytes: int | None = None, free: Callable[[Path], int] | None = None) -> Check:
+    """Room and permission where captures would be written, and a file system that keeps what they rest on.
+
+    `max_bytes`: how large a spool in it may grow. A file is tried and removed; the directory is not made.
+    """
     place = directory.absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
     if not place.is_dir():
-        return fail(GROUP, "disk", f"{place} is no directory", "name another capture directory with -o")
+        return fail(GROUP, "disk", f"{place} is no directory", _ELSEWHERE)
     try:
         room = (free or _free)(place)
         read_only = bool(os.statvfs(place).f_flag & os.ST_RDONLY)
     except OSError as error:
-        return fail(GROUP, "disk", f"{place}: {error.strerror}", "name another capture directory with -o")
+        return fail(GROUP, "disk", f"{place}: {error.strerror}", _ELSEWHERE)
     if read_only or not os.access(place, os.W_OK | os.X_OK, effective_ids=True):
-        return fail(GROUP, "disk", f"{place} cannot be written", "name another capture directory with -o")
-    fact = f"{room / (1 << 30):,.1f} GiB free at {place}"
+        return fail(GROUP, "disk", f"{place} cannot be written", _ELSEWHERE)
+    fact = f"{room / _GIB:,.1f} GiB free at {place}"
+    try:
+        locks = _tried(place)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            return fail(GROUP, "disk", f"{place} is full", "free space there, or name another directory with -o")
+        return fail(GROUP, "disk", f"{place}: {error.strerror} at fsync or rename", _ELSEWHERE)
+    if max_bytes is not None and (held := _spool_bytes(directory)) + room < max_bytes:
+        mend = f"give --max-bytes less than {_size(held + room)}, or name a larger disk with -o"
+        return warn(GROUP, "disk", f"{fact}, the spool may grow to {_size(max_bytes)}: the disk is full first", mend)
     if room < _ROOM_WANTED:
         return warn(GROUP, "disk", fact, "free space: 10,000 launches a second fill about 0.3 GiB an hour")
+    if not locks:
+        mend = "keep it to one recording: two in one directory, which is refused elsewhere, count launches twice"
+        return warn(GROUP, "disk", f"{fact}, on a file system without locks", mend)
     return ok(GROUP, "disk", fact)
+
+
+def _tried(place: Path) -> bool:
+    """Writes, syncs and renames a file as a segment is, and removes it; whether it could be locked. Raises OSError."""
+    fd, name = tempfile.mkstemp(prefix=".kdiff-doctor-", dir=place)
+    moved = f"{name}.moved"
+    try:
+        os.write(fd, bytes(4096))
+        os.fsync(fd)
+        os.rename(name, moved)
+        sync_directory(place)
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        return False
+    finally:
+        os.close(fd)
+        for left in (name, moved):
+            with suppress(OSError):
+                os.unlink(left)
+
+
+def _spool_bytes(directory: Path) -> int:
+    """Of the segments that are there: the bound is on them together with what comes."""
+    with suppress(OSError):
+        return sum(path.stat().st_size for path in directory.glob("*/*.parquet"))
+    return 0
+
+
+def _size(count: int) -> str:
+    return f"{count / _GIB:,.1f} GiB" if count >= _GIB else f"{count / (1 << 20):,.0f} MiB"
 
 
 def other_memory(proc: Path = Path("/proc"), capabilities: int | None = None) -> Check:

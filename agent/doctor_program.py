@@ -19,7 +19,7 @@ RESULT: Final = 7
 HANDED: Final = b"kdiff ok"
 START: Final = 0x100  # bytes into the file
 COUNTER: Final = 0x10000  # on a page of its own, whatever the page size
-_BASE: Final = 0x400000  # where the file is mapped
+BASE: Final = 0x400000  # where the file is mapped
 _MACHINES: Final = {"x86_64": 62, "aarch64": 183}
 _CODE: Final = {
     "x86_64": (
@@ -48,24 +48,24 @@ def functions(machine: str) -> tuple[int, int]:
     return START + function, START + handover
 
 
-def image(machine: str) -> bytes:
-    """The program as a static ELF file, for x86_64 or aarch64."""
-    code = bytes.fromhex(_CODE[machine])
+def image(machine: str, code: bytes = b"") -> bytes:
+    """The program as a static ELF file, for x86_64 or aarch64. `code`: of another one, with the same data."""
+    code = code or bytes.fromhex(_CODE[machine])
     data = bytes(8) + HANDED + bytes(8)
     segments = [
-        struct.pack("<IIQQQQQQ", 1, 5, 0, _BASE, _BASE, START + len(code), START + len(code), 0x10000),
-        struct.pack("<IIQQQQQQ", 1, 6, COUNTER, _BASE + COUNTER, _BASE + COUNTER, len(data), len(data), 0x10000),
+        struct.pack("<IIQQQQQQ", 1, 5, 0, BASE, BASE, START + len(code), START + len(code), 0x10000),
+        struct.pack("<IIQQQQQQ", 1, 6, COUNTER, BASE + COUNTER, BASE + COUNTER, len(data), len(data), 0x10000),
         struct.pack("<IIQQQQQQ", 0x6474E551, 6, 0, 0, 0, 0, 0, 16),  # PT_GNU_STACK, not executable
     ]
     header = struct.pack(
         "<16sHHIQQQIHHHHHH",
-        b"\x7fELF\x02\x01\x01", 2, _MACHINES[machine], 1, _BASE + START, 64, 0, 0, 64, 56, len(segments), 64, 0, 0,
+        b"\x7fELF\x02\x01\x01", 2, _MACHINES[machine], 1, BASE + START, 64, 0, 0, 64, 56, len(segments), 64, 0, 0,
     )  # fmt: skip
     return ((header + b"".join(segments)).ljust(START, b"\0") + code).ljust(COUNTER, b"\0") + data
 
 
 @contextmanager
-def installed(machine: str) -> Iterator[str]:
+def installed(machine: str, code: bytes = b"") -> Iterator[str]:
     """A path under which this process and its children find the program; no name of it stays even if both are killed.
 
     Raises OSError.
@@ -73,7 +73,7 @@ def installed(machine: str) -> Iterator[str]:
     descriptor, path = tempfile.mkstemp(prefix="kdiff-doctor-", dir=_executable_directory())
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(image(machine))
+            file.write(image(machine, code))
         os.chmod(path, 0o500)
         reading = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     finally:

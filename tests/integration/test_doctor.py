@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nvml_host import H200, OTHER, Host
 from recording import AGENT, host_environment, record
 
 from standins.standins import Workload, build, workload
@@ -153,6 +154,28 @@ def test_without_a_link_for_many_places_it_finds_the_same() -> None:
     assert {key: found[key] for key in ("multi", "device", "exit", "entries", "results", "handed")} == {
         "multi": False, "device": "", "exit": 1, "entries": 1, "results": [7], "handed": ["kdiff ok"],
     }  # fmt: skip
+
+
+def test_gpus_as_nvml_tells(tmp_path: Path) -> None:
+    host = Host(tmp_path, H200, H200, OTHER, version="580.159.03")
+    found = told(env=host.environment)["CUDA"]
+    assert found["GPUs"]["level"] == "ok"
+    assert found["GPUs"]["fact"] == "2 x NVIDIA H200, 1 x NVIDIA T4"
+    assert found["driver"]["fact"] == "580.159.03"
+    host.set(OTHER, error__nvmlSystemGetDriverVersion=999)
+    assert told(env=host.environment)["CUDA"]["driver"]["fact"] == "unknown"
+    host.set(driver=0)
+    gpus = told(env=host.environment)["CUDA"]["GPUs"]
+    assert (gpus["level"], gpus["fact"]) == ("warn", "NVML: Driver Not Loaded")
+    assert gpus["mend"].startswith("install the NVIDIA driver")
+
+
+def test_a_spool_and_a_server_that_are_not_ready(tmp_path: Path) -> None:
+    groups = told("-o", tmp_path, "--max-bytes", "900T", "--store", "clickhouse://agent@127.0.0.1:1/kdiff")
+    assert groups["Host"]["disk"]["level"] == "warn"
+    assert "the disk is full first" in groups["Host"]["disk"]["fact"]
+    assert "nothing listens on 127.0.0.1:1" in groups["Store"]["server"]["fact"]
+    assert (groups[""]["recording"], groups[""]["shipping"], groups[""]["exit_code"]) == ("works", "fails", 0)
 
 
 def test_a_driver_is_known_once_it_was_recorded(tmp_path: Path) -> None:

@@ -188,6 +188,17 @@ EXPORT const char *nvmlErrorString(int error)
     return text;
 }
 
+EXPORT int nvmlSystemGetDriverVersion(char *version, unsigned int size)
+{
+    char text[80];
+    BEGIN(NULL, true);
+    const char *found = setting("version", text, sizeof text) ? text : "580.65.06";
+    if (strlen(found) >= size)
+        return INSUFFICIENT_SIZE;
+    strcpy(version, found);
+    return SUCCESS;
+}
+
 EXPORT int nvmlDeviceGetCount_v2(unsigned int *count)
 {
     unsigned long long value = 0;

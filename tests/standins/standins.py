@@ -36,8 +36,8 @@ Those of CUPTI, all `KDIFF_STANDIN_CUPTI_...`, take effect as it is loaded:
 
 NVML's GPUs are in the file that `KDIFF_STANDIN_NVML` names, which each call reads anew; N is a GPU, N.M an instance:
 
-- `gpus`: how many there are; `driver=0`: it is not loaded; `load`: another number is a driver that was loaded anew, on
-  which everything fails until NVML is shut down and initialised;
+- `gpus`: how many there are; `version`: the driver's; `driver=0`: it is not loaded; `load`: another number is a driver
+  that was loaded anew, on which everything fails until NVML is shut down and initialised;
 - `N.uuid`, `name`, `sm_clock`, `mem_clock` (MHz), `reasons`, `power` (mW), `temperature`, `gpu_utilization`,
   `memory_utilization`, `used`, `reserved`, `total` (bytes), `ecc_corrected`, `ecc_uncorrected`, `pids` (PID:BYTES or
   PID:- each), `mig=1`: what is missing is not supported;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -103,23 +104,62 @@ def test_memory_lock_limit() -> None:
     assert "unlimited" in doctor_host.memory(resource.RLIM_INFINITY).fact
 
 
+def disk(place: Path, free: int = 3 << 30, max_bytes: int | None = None) -> Check:
+    return doctor_host.disk(place, max_bytes, lambda _: free)
+
+
 def test_disk(tmp_path: Path) -> None:
     deep = tmp_path / "not" / "there" / "yet"
-    check = doctor_host.disk(deep, lambda _: 3 << 30)
+    check = disk(deep)
     assert (check.level, check.fact) == (Level.OK, f"3.0 GiB free at {tmp_path}")
-    assert not deep.parent.exists(), "nothing is made"
-    assert doctor_host.disk(deep, lambda _: (1 << 30) - 1).level is Level.WARN
+    assert list(tmp_path.iterdir()) == [], "nothing is made"
+    assert disk(deep, (1 << 30) - 1).level is Level.WARN
     (tmp_path / "file").touch()
     assert said(doctor_host.disk(tmp_path / "file" / "x")) == (
         "FAIL",
         f"{tmp_path / 'file'} is no directory > name another capture directory with -o",
     )
-    assert "cannot be written" in doctor_host.disk(Path("/proc/sys"), lambda _: 3 << 30).fact
+    assert "cannot be written" in disk(Path("/proc/sys")).fact
 
     def gone(_: Path) -> int:
         raise OSError(5, "Input/output error")
 
-    assert "Input/output error" in doctor_host.disk(tmp_path, gone).fact
+    assert "Input/output error" in doctor_host.disk(tmp_path, None, gone).fact
+
+
+def test_a_spool_that_may_grow_larger_than_its_disk(tmp_path: Path) -> None:
+    (tmp_path / "cuda_events").mkdir()
+    (tmp_path / "cuda_events" / "a.parquet").write_bytes(bytes(3 << 20))
+    room = (5 << 30) + (1 << 20)
+    assert disk(tmp_path, room, room + (3 << 20)).level is Level.OK, "what is there counts to the bound"
+    level, text = said(disk(tmp_path, room, 10 << 30))
+    assert level == "warn"
+    assert text == (
+        f"5.0 GiB free at {tmp_path}, the spool may grow to 10.0 GiB: the disk is full first"
+        " > give --max-bytes less than 5.0 GiB, or name a larger disk with -o"
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "number", "level", "words"),
+    [
+        ("os.fsync", errno.EIO, "FAIL", "Input/output error at fsync or rename"),
+        ("os.rename", errno.ENOSYS, "FAIL", "Function not implemented at fsync or rename"),
+        ("os.write", errno.ENOSPC, "FAIL", "is full > free space there"),
+        ("fcntl.flock", errno.ENOLCK, "warn", "on a file system without locks"),
+    ],
+)
+def test_a_file_system_that_lacks_what_captures_rest_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, number: int, level: str, words: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(f"kdiff.agent.doctor_host.{what}", refuse)
+    found = said(disk(tmp_path))
+    assert found[0] == level
+    assert words in found[1]
+    assert list(tmp_path.iterdir()) == [], "what was tried is removed"
 
 
 @pytest.mark.parametrize(
