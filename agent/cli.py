@@ -13,8 +13,8 @@ from typing import Annotated, Final
 import typer
 
 from kdiff.agent.command_config import config_command
-from kdiff.agent.command_run import run_command
-from kdiff.agent.command_ship import ship_command
+from kdiff.agent.command_run import run_command, size
+from kdiff.agent.command_ship import STORE_VARIABLE, ship_command
 from kdiff.agent.errors import AgentError
 from kdiff.agent.options import (
     STATE,
@@ -29,7 +29,7 @@ from kdiff.agent.options import (
 from kdiff.agent.settings import PREFIX
 from kdiff.agent.terminal import RecordingProgress, tell
 from kdiff.probes.program import Layers
-from kdiff.queries.address import refuse_passwords
+from kdiff.queries.address import is_address, refuse_passwords
 from kdiff.queries.errors import KdiffError
 
 DEFAULT_DIRECTORY: Final = Path("kdiff-capture")
@@ -83,7 +83,14 @@ def record(
     pid: Annotated[
         list[int] | None, typer.Option("--pid", min=1, help="Record this running process and its descendants.")
     ] = None,
-    service: Annotated[str, typer.Option(help="What to call it in the store; the program's name unless given.")] = "",
+    service: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What to call all of it in the store; unless given a command by its name, each other process by its "
+            "service.",
+        ),
+    ] = "",
     layer: LayerOption = Layers.BOTH,
     no_return: NoReturnOption = False,
     device_time: Annotated[
@@ -163,11 +170,18 @@ def doctor(
     pid: Annotated[list[int] | None, typer.Option("--pid", min=1, help="Look at this running process too.")] = None,
     form: Annotated[DoctorFormat, typer.Option("--format", help="How to print it.")] = DoctorFormat.TEXT,
     state: Annotated[Path, typer.Option(help="What `record --state` would be given.")] = STATE,
+    store: Annotated[
+        str, typer.Option(metavar="ADDRESS", help=f"What `run --store` would be given; from {STORE_VARIABLE}.")
+    ] = "",
+    max_bytes: Annotated[str, typer.Option(metavar="SIZE", help="What `run --max-bytes` would be given.")] = "",
 ) -> None:
-    """Say whether recording would work here, and device time, and why not. Nothing on the host is changed."""
+    """Say whether recording would work here, shipping and device time, and why not. Nothing on the host is changed."""
     from kdiff.agent.doctor import Question, examine, render
 
-    report = examine(Question(output, state, tuple(pid or ()), tuple(command or ())))
+    inherited = os.environ.get(STORE_VARIABLE, "")
+    store = store or (inherited if is_address(inherited) else "")
+    bound = size(max_bytes) if max_bytes else None
+    report = examine(Question(output, state, tuple(pid or ()), tuple(command or ()), store, bound))
     live = sys.stdout.isatty()
     width = min(shutil.get_terminal_size().columns, 120) if live else 100
     sys.stdout.write(render(report, form.value, width, live and not os.environ.get("NO_COLOR")))

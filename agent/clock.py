@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _KEEP_S: Final = 900
+_STEP_NS: Final = 50_000_000
+_STEERED: Final = 1e-3  # twice as fast as Linux steers a clock
 
 
 class UnixClock:
@@ -20,6 +22,8 @@ class UnixClock:
 
     def __init__(self) -> None:
         self._offsets: dict[int, int] = {}
+        self._last: tuple[int, int] | None = None  # second and offset
+        self._stepped_ns = 0
 
     def unix(self, monotonic: NDArray[np.int64]) -> NDArray[np.int64]:
         """Unix ns of monotonic ns. Times before the last quarter of an hour share one offset, as do those to come."""
@@ -41,13 +45,36 @@ class UnixClock:
         both = self.unix(np.array([start, end], np.int64))
         return int(both[0]), int(both[1])
 
+    def take_step(self) -> str:
+        """Whether Unix time was set since the last call, by hand or by a host's sleep, in a sentence; '' if not.
+
+        What lies around such a moment has times by the clock as it was then: its order and its gaps are not real.
+        """
+        stepped, self._stepped_ns = self._stepped_ns, 0
+        if not stepped:
+            return ""
+        way = "forward" if stepped > 0 else "back"
+        return (
+            f"this host's clock was set {way} by {abs(stepped) / 1e9:.1f} s, or the host slept: durations are right, "
+            "but windows that touch that moment are not as long as they say"
+        )
+
     def _offset(self, second: int, now: int) -> int:
         known = self._offsets.get(second)
         if known is None:
             known = self._offsets[second] = unix_offset_ns()
+            self._note_step(now, known)
             for old in [s for s in self._offsets if s < now - _KEEP_S]:
                 del self._offsets[old]
         return known
+
+    def _note_step(self, second: int, offset: int) -> None:
+        if self._last is not None:
+            passed_ns = (second - self._last[0]) * 1_000_000_000
+            change = offset - self._last[1]
+            if abs(change) > _STEP_NS + _STEERED * passed_ns:
+                self._stepped_ns += change
+        self._last = second, offset
 
 
 def unix_offset_ns() -> int:

@@ -21,6 +21,7 @@ from kdiff.agent.options import (
     IncludeOption,
     LayerOption,
     NoReturnOption,
+    ServiceOption,
     StateOption,
     tracing_of,
 )
@@ -112,7 +113,7 @@ def run_command(
     metrics: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Serve metrics for Prometheus there, like 127.0.0.1:9464.")
     ] = "",
-    service: Annotated[str, typer.Option(help="What to call it in the store; host unless given.")] = "",
+    service: ServiceOption = "",
     layer: LayerOption = Layers.BOTH,
     no_return: NoReturnOption = False,
     device_time: Annotated[
@@ -162,6 +163,7 @@ def _run(
         device_time=device,
         selection=selection,
         gpu_samples=gpu_samples,
+        measure_cost=bool(metrics),
     )
     progress = RecordingProgress()
     keeping = Keeping(output, address, bound, metrics, progress.announce)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -48,7 +48,7 @@ class DeviceSummary:
 class DeviceRows:
     """Rows to write: kernels first."""
 
-    kernels: set[Kernel] = field(default_factory=set)
+    kernels: set[tuple[Kernel, str]] = field(default_factory=set)  # with the service that they ran for
     executions: list[pa.Table] = field(default_factory=list)
     windows: list[pa.Table] = field(default_factory=list)
     count: int = 0  # of executions
@@ -60,12 +60,12 @@ class DeviceTime:
     def __init__(
         self,
         clock: UnixClock,
-        place: Callable[[int], Place],
+        place: Callable[[int, int], Place],
         kernel: Callable[[int, int, int], Kernel],
         silence: Callable[[int, float], None],
         note: Callable[[str], None],
     ) -> None:
-        """`place(pid)`: whose rows a process's are. `kernel(pid, generation, handle)`: which one is launched by it.
+        """`place(pid, unix_ns)`: whose rows a process's are. `kernel(pid, generation, handle)`: which one it launches.
 
         `silence(pid, until)`: stops listening to it until then (monotonic seconds). `note` takes warnings.
         """
@@ -79,8 +79,8 @@ class DeviceTime:
         self._processes: dict[int, DeviceProcess] = {}
         self._waiting = np.zeros(0, PAIRED)
         self._rows = DeviceRows()
-        self._ring_lost = 0  # executions that were lost in the ring and are in no window's row yet
-        self._launch_lost_ns = -_LEFT_OVER_NS  # monotonic, the last time
+        self._ring_lost: dict[int, int] = {}  # executions lost in the ring that no window's row has yet; 0: of anybody
+        self._launch_lost_ns: dict[int, int] = {}  # monotonic, the last time; 0: of anybody
         self._skipped = 0  # windows, before the last one of each process
         self.summary = DeviceSummary()
 
@@ -133,13 +133,16 @@ class DeviceTime:
                 self._launches.feed(pid, chosen(paired, own))
         self._launches.forget(time.monotonic_ns())
 
-    def launches_lost(self) -> None:
-        """Some are missing among those fed so far: which launch an execution is of is not certain."""
-        self._launch_lost_ns = time.monotonic_ns()
+    def launches_lost(self, pids: Iterable[int] = (0,)) -> None:
+        """Some of these processes are missing among those fed so far, 0: of any.
 
-    def lost(self, executions: int) -> None:
-        """The ring had no room for so many more."""
-        self._ring_lost += executions
+        Which launch an execution is of is not certain then.
+        """
+        self._launch_lost_ns.update(dict.fromkeys(pids, time.monotonic_ns()))
+
+    def lost(self, executions: int, pid: int = 0) -> None:
+        """The ring had no room for so many more, of this process; 0: of which is not known."""
+        self._ring_lost[pid] = self._ring_lost.get(pid, 0) + executions
         self.summary.lost += executions
 
     def finish(self, now: float, waiting: NDArray[np.void], *, last: bool = False) -> None:
@@ -166,15 +169,15 @@ class DeviceTime:
         if window.record is None:  # nothing maps its clock, and when it was is unknown
             self.summary.lost += window.received
             return
-        place = self._place(process.pid)
+        extent = self._clock.span(window.from_ns, window.to_ns)
+        place = self._place(process.pid, extent[0])
         of_window = timed(window)
         kernels = kernels_of(process, of_window.executions)
         unix_ns = self._clock.unix(of_window.start_ns)
         queue_ns = self._queue_ns(process, window, of_window, kernels, unix_ns)
-        self._rows.kernels.update(kernels[0])
+        self._rows.kernels.update((kernel, place.service) for kernel in kernels[0])
         if len(of_window.executions):
             self._rows.executions.append(execution_rows(process, place, of_window, unix_ns, queue_ns, kernels))
-        extent = self._clock.span(window.from_ns, window.to_ns)
         self._rows.windows.append(window_row(window, place, of_window, extent, self._lost_of(window), ended))
         process.turned_ns = window.to_ns
         self._guard.window(process.pid, window.from_ns, window.to_ns)
@@ -194,7 +197,8 @@ class DeviceTime:
         """From launch to start, by the clock that the launch's row has too; 0 where it is not certain which it was."""
         queue_ns = np.zeros(len(unix_ns), np.int64)
         alone = np.flatnonzero(of_window.executions["graph_id"] == 0)
-        if not len(alone) or window.record is None or window.first_ns - _LEFT_OVER_NS < self._launch_lost_ns:
+        lost_ns = max(self._launch_lost_ns.get(of, 0) for of in (0, process.pid))
+        if not len(alone) or window.record is None or (lost_ns and window.first_ns - _LEFT_OVER_NS < lost_ns):
             return queue_ns
         inside = min(int(window.record["inside_ns"]), _MOST_INSIDE_NS)
         # Of a window that began as another ended launches may be left over.
@@ -220,10 +224,14 @@ class DeviceTime:
 
     def _lost_of(self, window: Window) -> int:
         """Executions that the ring had no room for: as many as are missing, never more than BPF has counted."""
-        missing = self._ring_lost
-        if window.closed is not None:
-            missing = min(max(0, int(window.closed["executions"]) - window.received), missing)
-        self._ring_lost -= missing
+        wanted = None if window.closed is None else max(0, int(window.closed["executions"]) - window.received)
+        missing = 0
+        for pid in (window.pid, 0):
+            counted = self._ring_lost.pop(pid, 0)
+            taken = counted if wanted is None else min(wanted - missing, counted)
+            if counted > taken:
+                self._ring_lost[pid] = counted - taken
+            missing += taken
         self.summary.lost += window.refused
         return missing + window.refused
 
@@ -239,6 +247,9 @@ class DeviceTime:
         if process is not None:
             for window in process.finished(time.monotonic(), ended=True, last=True):
                 self._make(process, window, "exit")
+        self._launch_lost_ns.pop(pid, None)
+        if left := self._ring_lost.pop(pid, 0):  # no window of its own has them: they are not to be forgotten
+            self._ring_lost[0] = self._ring_lost.get(0, 0) + left
 
 
 def _whole(window: Window) -> bool:

@@ -7,7 +7,6 @@ lay: those accounts are segments as all others and are shipped as they are.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -20,8 +19,8 @@ from kdiff.agent.journal import Journal
 from kdiff.agent.redo import Entry, RedoLog
 from kdiff.agent.segment_files import Listing, SegmentFile
 from kdiff.queries.printable import printable
+from kdiff.queries.segments_write import remove_torn
 
-_TORN_AFTER_S: Final = 3600.0
 _DOWN_TO: Final = 0.9  # of the bound: a batch has one account
 _RESERVE_BYTES: Final = 256 << 20  # of free space, as far as confirmed segments can give it
 _AT_ONCE: Final = 500  # victims whose accounts the log has room for several times
@@ -67,10 +66,7 @@ class DiskPolicy:
         self.shed = Shed()
         self.bytes = 0  # in the spool
         self.waiting = self.waiting_bytes = 0  # of it, what no server has confirmed
-        for torn in self._root.glob("*/.*.tmp"):  # of a writer that was killed
-            with suppress(OSError):
-                if time.time() - torn.stat().st_mtime > _TORN_AFTER_S:
-                    torn.unlink()
+        remove_torn(self._root)
         with suppress(OSError):  # a full disk: `apply` tries again
             self._prepare()
 

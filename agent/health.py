@@ -1,21 +1,28 @@
-"""What a recording counts about itself."""
+"""What a recording counts about itself, for each service."""
 
 from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from kdiff.probes.wire import Kind
 from kdiff.queries.tables import AGENT_HEALTH
 
+if TYPE_CHECKING:
+    from kdiff.agent.bpf import Program
+
+NOBODY: Final = 0
+"""The pid of losses that BPF had no room to count for a process of their own."""
+
 
 @dataclass
 class Losses:
-    """Records that BPF could not hand over because a ring was full, by kind, since the program was loaded.
+    """Records that BPF could not hand over because a ring was full, by kind.
 
     `executions`: on the device, whose loss `device_windows` accounts for.
     """
@@ -31,53 +38,132 @@ class Losses:
         return self.launches + self.syncs + self.other
 
     @classmethod
-    def read(cls, table: Any) -> Losses:
-        """From BPF's per-CPU counters."""
-        counts = [int(table.sum(ctypes.c_int(kind)).value) for kind in range(len(Kind))]
-        launches = counts[Kind.LAUNCH] + counts[Kind.GRAPH_LAUNCH]
-        syncs, executions = counts[Kind.SYNC], counts[Kind.EXECUTION]
-        return cls(launches, syncs, sum(counts) - launches - syncs - executions, executions)
+    def of(cls, kind: int, count: int) -> Losses:
+        """`count` of one kind."""
+        if kind in (Kind.LAUNCH, Kind.GRAPH_LAUNCH):
+            return cls(launches=count)
+        if kind == Kind.SYNC:
+            return cls(syncs=count)
+        return cls(executions=count) if kind == Kind.EXECUTION else cls(other=count)
 
-    def __sub__(self, earlier: Losses) -> Losses:
+    def __add__(self, other: Losses) -> Losses:
         return Losses(
-            self.launches - earlier.launches,
-            self.syncs - earlier.syncs,
-            self.other - earlier.other,
-            self.executions - earlier.executions,
+            self.launches + other.launches,
+            self.syncs + other.syncs,
+            self.other + other.other,
+            self.executions + other.executions,
+        )
+
+
+class LossCounters:
+    """What BPF has counted: each loss once, for its process or, where there was no room for that, for NOBODY."""
+
+    def __init__(self, program: Program) -> None:
+        self._total = program.map("lost")
+        self._by_process = program.map("lost_by")
+        self._of_nobody = program.map("lost_of_nobody")
+        self._read: dict[tuple[int, int], int] = {}  # pid and kind
+        self._changes = 0
+
+    def read(self, *, last: bool = False) -> dict[int, Losses]:
+        """What was lost since the last time, by pid. `last`: no probe is left, nothing may be passed over."""
+        # It is counted after the others: where it stands still nothing new is in them that will not move it yet.
+        changes = sum(_on_all_cpus(self._total))
+        if changes == self._changes and not last:
+            return {}
+        self._changes = changes
+        found: dict[int, Losses] = {}
+        for pid, kind, count in self._counted():
+            more = count - self._read.get((pid, kind), 0)
+            if more:
+                self._read[pid, kind] = count
+                found[pid] = found.get(pid, Losses()) + Losses.of(kind, more)
+        return found
+
+    def _counted(self) -> Iterator[tuple[int, int, int]]:
+        for key, count in self._by_process.items():
+            yield int(key.pid), int(key.kind), int(count.value)
+        for kind, count in enumerate(_on_all_cpus(self._of_nobody)):
+            yield NOBODY, kind, count
+
+    def forget(self, pid: int) -> None:
+        """Makes room for others: the process has ended. What was counted and not read yet stays, to be read."""
+        for key in [key for key in self._read if key[0] == pid]:
+            entry = self._by_process.Key(*key)
+            if entry in self._by_process and int(self._by_process[entry].value) == self._read[key]:
+                del self._by_process[entry]
+                del self._read[key]
+
+
+def _on_all_cpus(table: Any) -> list[int]:
+    """Per-CPU counters by kind."""
+    return [int(table.sum(ctypes.c_int(kind)).value) for kind in range(len(Kind))]
+
+
+@dataclass
+class ServiceCounts:
+    """What was counted of one service. `dropped`: rows given up because the disk stayed full."""
+
+    events: int = 0
+    unresolved_launches: int = 0
+    dropped: Losses = field(default_factory=Losses)
+    orphaned: int = 0  # events of processes that ended before it was known whose they were
+    lost: Losses = field(default_factory=Losses)
+
+    def __add__(self, other: ServiceCounts) -> ServiceCounts:
+        return ServiceCounts(
+            self.events + other.events,
+            self.unresolved_launches + other.unresolved_launches,
+            self.dropped + other.dropped,
+            self.orphaned + other.orphaned,
+            self.lost + other.lost,
         )
 
 
 @dataclass
 class Stretch:
-    """The account of one stretch of time, which a row of `agent_health` keeps."""
+    """The account of one stretch of time, which rows of `agent_health` keep.
+
+    `whole`: the service of the row that is always there, which has what is of the host, and what may be of any service:
+    '' where there are several, whose losses kdiff counts for each of those on the host.
+    """
 
     from_ns: int
+    whole: str = ""
     cpu_from_ns: int = field(default_factory=time.process_time_ns)
-    events: int = 0
-    dropped: int = 0  # rows given up because the disk stayed full
-    orphaned: int = 0  # events of processes that ended before it was known whose they were
-    unresolved_launches: int = 0
+    services: dict[str, ServiceCounts] = field(default_factory=dict)
     drain_lag_ns: int = 0
 
-    def row(self, to_ns: int, service: str, host: str, layer: str, lost: Losses, attached: int) -> pa.Table:
-        """One row of `agent_health`, for the stretch that ends at `to_ns`."""
-        return pa.Table.from_pylist(
-            [
-                {
-                    "from_ns": self.from_ns,
-                    "to_ns": to_ns,
-                    "service": service,
-                    "host": host,
-                    "layer": layer,
-                    "events": self.events,
-                    "lost_launches": lost.launches + self.dropped,
-                    "lost_syncs": lost.syncs,
-                    "lost_other": lost.other + self.orphaned,
-                    "agent_cpu_ns": time.process_time_ns() - self.cpu_from_ns,
-                    "drain_lag_ns": self.drain_lag_ns,
-                    "attached_probes": attached,
-                    "unresolved_launches": self.unresolved_launches,
-                }
-            ],
-            schema=AGENT_HEALTH,
-        )
+    def of(self, service: str) -> ServiceCounts:
+        """What is counted of a service, to add to."""
+        return self.services.setdefault(service, ServiceCounts())
+
+    def rows(self, to_ns: int, host: str, layer: str, attached: int) -> pa.Table:
+        """Rows of `agent_health`: of the whole, then of each service that has counts. The stretch ends at `to_ns`."""
+        self.of(self.whole)
+        ordered = sorted(self.services, key=lambda service: (service != self.whole, service))
+        rows = [self._row(to_ns, service, host, layer) for service in ordered]
+        rows[0] |= {
+            "agent_cpu_ns": time.process_time_ns() - self.cpu_from_ns,
+            "drain_lag_ns": self.drain_lag_ns,
+            "attached_probes": attached,
+        }
+        return pa.Table.from_pylist(rows, schema=AGENT_HEALTH)
+
+    def _row(self, to_ns: int, service: str, host: str, layer: str) -> dict[str, Any]:
+        counts = self.services[service]
+        return {
+            "from_ns": self.from_ns,
+            "to_ns": to_ns,
+            "service": service,
+            "host": host,
+            "layer": layer,
+            "events": counts.events,
+            "lost_launches": counts.lost.launches + counts.dropped.launches,
+            "lost_syncs": counts.lost.syncs + counts.dropped.syncs,
+            "lost_other": counts.lost.other + counts.orphaned,
+            "agent_cpu_ns": 0,
+            "drain_lag_ns": 0,
+            "attached_probes": 0,
+            "unresolved_launches": counts.unresolved_launches,
+        }

@@ -36,6 +36,7 @@ class Keeping:
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = self._start_at = 0.0
         self._delay_s = _FIRST_DELAY_S
+        self._rest = b""  # of figures that were begun to be told
 
     @property
     def pid(self) -> int:
@@ -58,9 +59,16 @@ class Keeping:
                 return
             self._start(now)
         if self._process is not None and self._process.stdin is not None:
-            # Shorter than a pipe's atomic write: passed on whole or, when it is busy, not at all.
-            with contextlib.suppress(OSError):
-                os.write(self._process.stdin.fileno(), json.dumps(figures).encode() + b"\n")
+            with contextlib.suppress(OSError):  # it is busy: what was begun is gone on with, newer figures come later
+                if not self._pass_on(self._rest, self._process.stdin.fileno()):
+                    return
+                self._pass_on(json.dumps(figures).encode() + b"\n", self._process.stdin.fileno())
+
+    def _pass_on(self, line: bytes, descriptor: int) -> bool:
+        """Writes what the pipe has room for; whether that is all. Raises OSError where it has none."""
+        if line:
+            self._rest = line[os.write(descriptor, line) :]
+        return not self._rest
 
     def end(self) -> None:
         """Lets it ship what was written last, for a moment."""
@@ -92,6 +100,7 @@ class Keeping:
         os.set_blocking(self._process.stdin.fileno(), False)
 
     def _close(self) -> None:
+        self._rest = b""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
         self._process = None

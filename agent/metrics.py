@@ -15,6 +15,7 @@ from kdiff.queries.address import masked
 from kdiff.queries.printable import printable
 
 if TYPE_CHECKING:
+    from kdiff.agent.health import ServiceCounts
     from kdiff.agent.recording import Summary
 
 _PLACE: Final = re.compile(r"(?:\[([0-9A-Fa-f:]+)\]|([^\[\]:\s]+)):(\d{1,5})")
@@ -46,15 +47,10 @@ class Figures:
 
 def of_summary(summary: Summary) -> dict[str, Any]:
     """What a recorder tells about itself."""
+    cost = summary.cost
     return {
-        "events": summary.events,
-        "lost": {
-            "launches": summary.lost.launches,
-            "syncs": summary.lost.syncs,
-            "other": summary.lost.other,
-            "executions": summary.device.lost,
-            "full_disk": summary.dropped,
-        },
+        "services": {name: _of_service(counts) for name, counts in summary.services.items()},
+        "executions_lost": summary.device.lost,
         "launches": summary.launches,
         "unresolved": summary.unresolved_launches,
         "kernels": summary.kernels,
@@ -63,9 +59,25 @@ def of_summary(summary: Summary) -> dict[str, Any]:
         "gpu_samples": {"written": summary.gpus.rows, "failed": summary.gpus.failed},
         "gpu_hangs": summary.gpus.hung,
         "drain_lag_s": summary.drain_lag_ns / 1e9,
+        "ring_fill": {name: round(fill.value, 4) for name, fill in summary.ring_fill.items()},
+        "probe_cost_s": {} if cost is None else {"runtime": cost.runtime_ns / 1e9, "driver": cost.driver_ns / 1e9},
+        "added_s": summary.added_ns / 1e9,
         "attached_probes": summary.attached_probes,
         "cpu_s": summary.cpu_s,
         "resident_bytes": _resident_bytes(),
+    }
+
+
+def _of_service(counts: ServiceCounts) -> dict[str, Any]:
+    lost = counts.lost
+    return {
+        "events": counts.events,
+        "lost": {
+            "launches": lost.launches,
+            "syncs": lost.syncs,
+            "other": lost.other + counts.orphaned,
+            "full_disk": counts.dropped.total,
+        },
     }
 
 
@@ -107,10 +119,18 @@ def _families(now: Figures) -> Iterator[Any]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     recorder = now.recorder
-    yield CounterMetricFamily("kdiff_events", "CUDA calls that were recorded.", value=recorder.get("events", 0))
-    lost = CounterMetricFamily("kdiff_lost_events", "Events that were lost before they were written.", labels=["kind"])
-    for kind, count in recorder.get("lost", {}).items():
-        lost.add_metric([kind], count)
+    events = CounterMetricFamily("kdiff_events", "CUDA calls that were written.", labels=["service"])
+    lost = CounterMetricFamily(
+        "kdiff_lost_events",
+        "Events that were lost before they were written; without a service where it is not known of which.",
+        labels=["service", "kind"],
+    )
+    for service, counts in recorder.get("services", {}).items():
+        events.add_metric([service], counts["events"])
+        for kind, count in counts["lost"].items():
+            lost.add_metric([service, kind], count)
+    lost.add_metric(["", "executions"], recorder.get("executions_lost", 0))
+    yield events
     yield lost
     windows = CounterMetricFamily("kdiff_device_windows", "Windows of device time.", labels=["kind"])
     for kind, count in recorder.get("windows", {}).items():
@@ -126,6 +146,23 @@ def _families(now: Figures) -> Iterator[Any]:
     for table, count in sorted(now.shed_rows.items()):
         shed.add_metric([table], count)
     yield shed
+    fill = GaugeMetricFamily(
+        "kdiff_ring_fill_ratio", "How full a ring was at most in the last minute or two.", labels=["ring"]
+    )
+    for ring, share in recorder.get("ring_fill", {}).items():
+        fill.add_metric([ring], share)
+    yield fill
+    cost = GaugeMetricFamily(
+        "kdiff_probe_cost_seconds",
+        "CPU time that probes add to one launch, by the function that is called, measured at the start.",
+        labels=["call"],
+    )
+    for call, seconds in recorder.get("probe_cost_s", {}).items():
+        cost.add_metric([call], seconds)
+    yield cost
+    if recorder.get("probe_cost_s"):
+        told = "CPU time that probes have added to the launches that were written: each by kdiff_probe_cost_seconds."
+        yield CounterMetricFamily("kdiff_added_seconds", told, value=recorder["added_s"])
     for name, told, count in (
         ("kdiff_launches", "Launches that were written.", recorder.get("launches", 0)),
         ("kdiff_unresolved_launches", "Launches whose kernel has no name.", recorder.get("unresolved", 0)),

@@ -12,6 +12,10 @@ from kdiff.probes.program import Layers, Tracing
 
 STATE: Final = Path("/var/lib/kdiff/drivers.json")
 
+ServiceOption = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="What to call all of it in the store; unless given each process by its service."),
+]
 LayerOption = Annotated[Layers, typer.Option(help="Which calls to probe; driver costs two traps a launch.")]
 NoReturnOption = Annotated[
     bool, typer.Option("--no-return", help="One trap less a launch: no call duration and no status.")

@@ -1,13 +1,15 @@
 """Which sync proves which launch finished: completion times, and how many launches share one.
 
 A sync proves a launch when it waits for the launch's stream (or for the whole device) and was entered after the
-launch call had returned. The first such sync to end gives the bound: launch entry to sync return. Nothing is
-claimed beyond that: captured and failed launches have no completion, and of those before the first sync on a stream
-that was already in use when recording began it is unknown how many share it.
+launch call had returned; one that waits for an event, when the event was recorded on that stream after it had. The
+first such sync to end gives the bound: launch entry to sync return. Nothing is claimed beyond that: captured and
+failed launches have no completion, and of those before the first sync on a stream that was already in use when
+recording began it is unknown how many share it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,6 +17,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from kdiff.agent.captures import Captures, Stream
+from kdiff.agent.event_syncs import EventRecords
+from kdiff.agent.graphs import Graphs, Made
 from kdiff.agent.ring import Columns, chosen, columns, in_one, joined
 from kdiff.probes.wire import EVENT, Kind, Sync, WireFlags
 
@@ -22,17 +27,22 @@ DEFAULT_STREAM: Final = 0
 LEGACY_STREAM: Final = 1  # CU_STREAM_LEGACY: another name for stream 0
 PER_THREAD_STREAM: Final = 2  # CU_STREAM_PER_THREAD
 
-PAIRED: Final = np.dtype([("event", EVENT), ("completion_ns", "<i8"), ("batch_launches", "<u4"), ("captured", "?")])
+PAIRED: Final = np.dtype(
+    [
+        ("event", EVENT),
+        ("completion_ns", "<i8"),
+        ("batch_launches", "<u4"),
+        ("captured", "?"),
+        ("after_graph", "?"),  # of a sync: the last launch that it proves is of a graph
+    ]
+)
 _NEVER: Final = np.int64(2**63 - 1)
-_WRONG_THREAD: Final = 908  # CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD: only then a failed end ends nothing
-
-Stream = tuple[int, int, int]  # pid, stream, tid (0 unless the stream is a thread's own, or the launch has no return)
 
 
 @dataclass
 class _StreamState:
     known: bool  # nothing unseen can be queued before the next launch
-    unproven: int = 0  # launches given up on since the last sync: they still share it
+    unproven: int = 0  # when the last launch had returned that was given up on, until a sync that it shares; 0: none
 
 
 @dataclass
@@ -48,9 +58,11 @@ class Pairing:
     _pending: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, PAIRED))
     _known_processes: set[int] = field(default_factory=set)
     _many_devices: set[int] = field(default_factory=set)
-    _capturing: dict[Stream, int] = field(default_factory=dict)  # since when
+    _captures: Captures = field(default_factory=Captures)
+    _records: EventRecords = field(default_factory=EventRecords)
+    graphs: Graphs = field(default_factory=Graphs)
     _ended: list[NDArray[np.void]] = field(default_factory=list)  # rows to give out as they are
-    _lost: bool = False
+    _lost: set[int] = field(default_factory=set)  # the processes of which events are; 0: of any
 
     def process_began(self, pid: int) -> None:
         """The process was seen from its first CUDA call: none of its streams holds unseen work."""
@@ -64,17 +76,23 @@ class Pairing:
         if own.any():
             self._ended.append(chosen(self._pending, own))
             self._pending = chosen(self._pending, ~own)
-        for table in (self._streams, self._capturing):
-            for stream in [s for s in table if s[0] == pid]:
-                del table[stream]
+        for stream in [s for s in self._streams if s[0] == pid]:
+            del self._streams[stream]
+        self._captures.process_ended(pid)
+        self._records.forget({pid})
+        self.graphs.forget(pid)
 
     def many_devices(self, pid: int) -> None:
         """The process uses several GPUs: default streams and device syncs do not tell which, so they prove nothing."""
         self._many_devices.add(pid)
 
-    def events_lost(self) -> None:
-        """Events are missing among those fed next: how many launches share a sync is unknown there."""
-        self._lost = True
+    def events_lost(self, pids: Iterable[int] = (0,)) -> None:
+        """Events of these processes, 0: of any, are missing among those fed next.
+
+        How many launches share a sync is unknown there.
+        """
+        self._lost.update(pids)
+        self._captures.events_lost(self._lost)
 
     @property
     def waiting(self) -> NDArray[np.void]:
@@ -97,28 +115,32 @@ class Pairing:
         launch = (kind == Kind.LAUNCH) | (kind == Kind.GRAPH_LAUNCH)
         sync = (kind == Kind.SYNC) & (event["status"] == 0) & (event["flags"] & WireFlags.NO_RETURN == 0)
         waiting = launch & (event["status"] == 0)
-        self._mark_captures(rows, event, entered, left, launch, sync)
+        own = event["stream"] == PER_THREAD_STREAM
+        captured, made = self._captures.find(event, own, entered, left, launch)
+        if self._lost:
+            self._captures.events_lost(self._lost)
+            made = [one for one in made if one.pid not in self._lost and 0 not in self._lost]
+        rows["captured"] |= captured
+        self._number_graphs(rows, event, entered, made)
         waiting &= ~rows["captured"]
         batch_of = np.full(len(rows), -1, np.int64)
-        groups = _by_stream(event)
+        proves_from, of_event = self._resolve_events(rows, event, entered, left)
+        groups = _by_stream(event, launch, of_event)
         first_device = self._first_device_syncs(event, left, sync)
         suspects = self._suspect_device_syncs(first_device, {stream for stream, _ in groups})
         for stream, members in groups:
             drained_at = left[first_device[stream[0]]] if stream[0] in first_device else _NEVER
             suspects |= self._pair_stream(
-                stream, members, rows, event, entered, left, sync, waiting, batch_of, drained_at
+                stream, members, rows, event, entered, proves_from, left, sync, waiting, batch_of, drained_at
             )
         self._known_processes.update(first_device)
         proven = batch_of >= 0
         shares = np.bincount(batch_of[proven], minlength=len(rows)).astype(np.uint32)
         shares[list(suspects)] = 0
         rows["batch_launches"][proven] = shares[batch_of[proven]]
+        _note_last(rows, event, entered, batch_of, shares)
         if self._lost:
-            self._lost = False
-            rows["batch_launches"][proven] = 0
-            self._known_processes.clear()
-            for state in self._streams.values():
-                state.known = False
+            self._forget_lost(rows, event, proven)
         done = ~waiting | proven
         if not last:
             self._give_up(rows, entered, done, now_ns)
@@ -126,6 +148,19 @@ class Pairing:
             done[:] = True
         self._pending = chosen(rows, ~done)
         return self._with_ended(chosen(rows, done))
+
+    def _forget_lost(self, rows: NDArray[np.void], event: Columns, proven: NDArray[np.bool_]) -> None:
+        """Claims nothing more of what launches share a sync in the processes whose events were lost."""
+        of_any = 0 in self._lost
+        theirs = proven | (event["kind"] == Kind.SYNC)
+        if not of_any:
+            theirs &= np.isin(event["pid"], list(self._lost))
+        rows["batch_launches"][theirs] = 0
+        self._known_processes -= self._known_processes if of_any else self._lost
+        for stream, state in self._streams.items():
+            if of_any or stream[0] in self._lost:
+                state.known = False
+        self._lost = set()
 
     def _with_pending(self, events: NDArray[np.void]) -> NDArray[np.void]:
         fresh = np.zeros((len(events), PAIRED.itemsize), np.uint8)
@@ -150,9 +185,9 @@ class Pairing:
             late[np.flatnonzero(~done & ~late)[:excess]] = True
         for row in np.flatnonzero(late):
             event = rows["event"][row]
-            state = self._streams.get(_stream_of(event, own=bool(int(event["flags"]) & WireFlags.NO_RETURN)))
+            state = self._streams.get(_stream_of(event))
             if state is not None:
-                state.unproven += 1
+                state.unproven = max(state.unproven, int(event["timestamp_ns"] + event["duration_ns"]))
         done |= late
 
     def _pair_stream(
@@ -162,6 +197,7 @@ class Pairing:
         rows: NDArray[np.void],
         event: Columns,
         entered: NDArray[np.int64],
+        proves_from: NDArray[np.int64],
         left: NDArray[np.int64],
         sync: NDArray[np.bool_],
         waiting: NDArray[np.bool_],
@@ -170,8 +206,9 @@ class Pairing:
     ) -> set[int]:
         """Pairs one stream; returns the syncs that more launches may share than are seen.
 
-        `members`: its rows, device syncs of its process included, in ring order. `drained_at`: when the first device
-        sync of its process ended, after which nothing unseen is left.
+        `members`: its rows, device syncs of its process included, in ring order. `proves_from`: what of launches that
+        had returned by then a sync proves. `drained_at`: when the first device sync of its process ended, after which
+        nothing unseen is left.
         """
         state = self._streams.get(stream)
         if state is None:
@@ -181,20 +218,22 @@ class Pairing:
         if stream[0] in self._many_devices:
             if stream[1] in (DEFAULT_STREAM, PER_THREAD_STREAM):
                 return set()
-            syncs = syncs[event["sync"][syncs] == Sync.STREAM]
+            syncs = syncs[event["sync"][syncs] != Sync.DEVICE]
         if not len(syncs):
             return set()
-        # For each launch the sync that ends first among those entered after the launch had returned.
-        syncs = syncs[np.argsort(entered[syncs], kind="stable")]
+        # For each launch the sync that ends first among those that wait for what was there after it had returned.
+        syncs = syncs[np.argsort(proves_from[syncs], kind="stable")]
         from_here = len(syncs) - 1 - _running_argmin(left[syncs][::-1])[::-1]
-        first = np.searchsorted(entered[syncs], left[launches], side="left")
+        first = np.searchsorted(proves_from[syncs], left[launches], side="left")
         found = first < len(syncs)
         proved, by = launches[found], syncs[from_here[first[found]]]
         batch_of[proved] = by
         rows["completion_ns"][proved] = left[by] - entered[proved]
         earliest = int(syncs[np.argmin(left[syncs])])
         suspect = (not state.known or state.unproven) and left[earliest] <= drained_at
-        state.known, state.unproven = True, 0
+        state.known = True
+        if state.unproven <= proves_from[syncs[-1]]:
+            state.unproven = 0
         return {earliest} if suspect else set()
 
     def _first_device_syncs(self, event: Columns, left: NDArray[np.int64], sync: NDArray[np.bool_]) -> dict[int, int]:
@@ -220,38 +259,55 @@ class Pairing:
                 state.known, state.unproven = True, 0
         return suspects
 
-    def _mark_captures(
-        self,
-        rows: NDArray[np.void],
-        event: Columns,
-        entered: NDArray[np.int64],
-        left: NDArray[np.int64],
-        launch: NDArray[np.bool_],
-        sync: NDArray[np.bool_],
+    def _number_graphs(
+        self, rows: NDArray[np.void], event: Columns, entered: NDArray[np.int64], made: list[Made]
     ) -> None:
-        """Marks launches on the stream that is being captured, from the begin's return to the end's entry."""
-        captured = rows["captured"]
-        begins = (event["kind"] == Kind.CAPTURE_BEGIN) & (event["status"] == 0)
-        ends = (event["kind"] == Kind.CAPTURE_END) & (event["status"] != _WRONG_THREAD)
-        if not self._capturing and not begins.any():
-            return
-        for stream in {*self._capturing, *(_stream_of(rows["event"][row]) for row in np.flatnonzero(begins))}:
-            on_it = (event["pid"] == stream[0]) & (event["stream"] == stream[1])
-            if stream[2]:
-                on_it &= event["tid"] == stream[2]
-            # A stream that is being captured cannot be waited for: a sync shows that the capture has ended.
-            over = ends | (sync & (event["sync"] == Sync.STREAM))
-            since = self._capturing.pop(stream, None)
-            marks = np.flatnonzero(on_it & (begins | over))
-            for row in marks[np.argsort(entered[marks], kind="stable")]:
-                if begins[row]:
-                    since = int(left[row])
-                elif since is not None:
-                    captured |= on_it & launch & (entered >= since) & (entered <= entered[row])
-                    since = None
-            if since is not None:
-                captured |= on_it & launch & (entered >= since)
-                self._capturing[stream] = since
+        """In place of a graph's handle, which may come to mean another, a launch of it gets the graph's number."""
+        fresh = slice(len(self._pending), None)
+        numbers = self.graphs.feed({name: column[fresh] for name, column in event.items()}, entered[fresh], made)
+        launched = np.flatnonzero(event["kind"][fresh] == Kind.GRAPH_LAUNCH)
+        if len(launched):
+            rows["event"]["handle"][len(self._pending) + launched] = numbers[launched]
+
+    def _resolve_events(
+        self, rows: NDArray[np.void], event: Columns, entered: NDArray[np.int64], left: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """From when on each sync proves, and which rows are waits for an event whose stream is known: theirs now."""
+        of_event = np.zeros(len(rows), bool)
+        if self._lost:
+            self._records.forget(self._lost)
+        waits, recorded = self._records.resolve(event, entered, left)
+        if self._lost:  # a record may be missing between any two
+            sure = ~np.isin(event["pid"][waits], list(self._lost)) & (0 not in self._lost)
+            waits, recorded = waits[sure], recorded[sure]
+            self._records.forget(self._lost)
+        if not len(waits):
+            return entered, of_event
+        of_event[waits] = True
+        proves_from = entered.copy()
+        proves_from[waits] = recorded
+        rows["event"]["stream"][waits] = event["stream"][waits]
+        return proves_from, of_event
+
+
+def _note_last(
+    rows: NDArray[np.void],
+    event: Columns,
+    entered: NDArray[np.int64],
+    batch_of: NDArray[np.int64],
+    shares: NDArray[np.uint32],
+) -> None:
+    """A sync gets how many launches it proves, 0 where that is not known, and what the last of them launched."""
+    proven = np.flatnonzero(batch_of >= 0)
+    if not len(proven):
+        return
+    ordered = proven[np.lexsort((entered[proven], batch_of[proven]))]
+    last = ordered[np.flatnonzero(np.append(np.diff(batch_of[ordered]), 1))]
+    syncs = batch_of[last]
+    rows["batch_launches"][syncs] = shares[syncs]
+    rows["after_graph"][syncs] = event["kind"][last] == Kind.GRAPH_LAUNCH
+    for name in ("handle", "generation"):
+        rows["event"][name][syncs] = rows["event"][name][last]
 
 
 def _canonical_streams(event: NDArray[np.void]) -> None:
@@ -261,23 +317,25 @@ def _canonical_streams(event: NDArray[np.void]) -> None:
     stream[stream == LEGACY_STREAM] = DEFAULT_STREAM
 
 
-def _stream_of(event: np.void, own: bool = False) -> Stream:
-    """`own`: tell the threads on a stream apart, though it is not a thread's own."""
-    own = own or int(event["stream"]) == PER_THREAD_STREAM
-    return int(event["pid"]), int(event["stream"]), int(event["tid"]) if own else 0
+def _stream_of(launch: np.void) -> Stream:
+    """The stream of a launch; its thread's own where its return is not probed."""
+    own = int(launch["stream"]) == PER_THREAD_STREAM or int(launch["flags"]) & WireFlags.NO_RETURN
+    return int(launch["pid"]), int(launch["stream"]), int(launch["tid"]) if own else 0
 
 
-def _by_stream(event: Columns) -> list[tuple[Stream, NDArray[np.int64]]]:
-    """Rows of each stream in ring order, with the device syncs of its process.
+def _by_stream(
+    event: Columns, launch: NDArray[np.bool_], of_event: NDArray[np.bool_]
+) -> list[tuple[Stream, NDArray[np.int64]]]:
+    """Rows of each stream in ring order, with the device syncs of its process. `of_event`: syncs of an event's stream.
 
     A launch whose return is not probed is ordered against syncs of its own thread only: its stream is its thread's.
     """
-    no_return = (event["flags"] & WireFlags.NO_RETURN) != 0
+    no_return = launch & ((event["flags"] & WireFlags.NO_RETURN) != 0)
     own = (event["stream"] == PER_THREAD_STREAM) | no_return.any()
     tid = np.where(own, event["tid"], 0)
-    event_syncs = (event["kind"] == Kind.SYNC) & (event["sync"] == Sync.EVENT)
-    device = (event["kind"] == Kind.SYNC) & (event["sync"] == Sync.DEVICE)
-    placed = np.flatnonzero(~device & ~event_syncs & (event["kind"] != Kind.INIT))
+    sync = event["kind"] == Kind.SYNC
+    device = sync & (event["sync"] == Sync.DEVICE)
+    placed = np.flatnonzero(launch | (sync & (event["sync"] == Sync.STREAM)) | of_event)
     if not len(placed):
         return []
     group = _codes(event["stream"][placed], in_one(event["pid"][placed], tid[placed]))

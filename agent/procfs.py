@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -129,6 +129,60 @@ def thread_name(pid: int, tid: int) -> str:
         return Path(f"/proc/{pid}/task/{tid}/comm").read_bytes().rstrip(b"\n").decode(errors="replace")
     except OSError:
         return ""
+
+
+def cgroups(pid: int) -> list[str]:
+    """Its paths in the hierarchies of control groups, once each, those that service managers use first."""
+    try:
+        lines = os.fsdecode(Path(f"/proc/{pid}/cgroup").read_bytes()).split("\n")
+    except OSError:
+        return []
+    fields = [line.split(":", 2) for line in lines if line.count(":") >= 2]
+    order = {"name=systemd": 0, "": 1}  # the latter: of version 2
+    return list(dict.fromkeys(path for _, _, path in sorted(fields, key=lambda field: order.get(field[1], 2))))
+
+
+def executable(pid: int) -> str:
+    """The path of its program; '' when that is hidden, or it is a thread of the kernel."""
+    try:
+        return os.readlink(f"/proc/{pid}/exe").removesuffix(" (deleted)")
+    except OSError:
+        return ""
+
+
+def arguments(pid: int, most_bytes: int = 4096) -> list[str]:
+    """What it was called with, by its own word; [] when that is hidden."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            text = file.read(most_bytes)
+    except OSError:
+        return []
+    return [os.fsdecode(word) for word in text.rstrip(b"\0").split(b"\0")] if text else []
+
+
+def environment(pid: int, names: Iterable[str]) -> dict[str, str] | None:
+    """Of `names` those that it was started with, in the first MiB.
+
+    None when that is hidden, or the process wrote its title over it.
+    """
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            text = file.read(1 << 20)
+    except OSError:
+        return None
+    pairs = [pair.partition(b"=") for pair in text.split(b"\0")]
+    if text and not any(name and equals for name, equals, _ in pairs):
+        return None
+    wanted = {os.fsencode(name): name for name in names}
+    return {wanted[name]: os.fsdecode(value) for name, _, value in pairs if name in wanted}
+
+
+def own_hostname(pid: int) -> bool:
+    """Whether it may have another name for this host than the host's first process; True when that is hidden."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/uts") != os.readlink("/proc/1/ns/uts")
+    except OSError:
+        return True
 
 
 def container_id(pid: int) -> str:

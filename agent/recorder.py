@@ -7,7 +7,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from types import FrameType
 from typing import Final
 
@@ -20,25 +19,26 @@ from kdiff.agent.bpf import Program
 from kdiff.agent.clock import UnixClock, boot_id
 from kdiff.agent.command import Command
 from kdiff.agent.device import DeviceTime
-from kdiff.agent.device_rows import Place
 from kdiff.agent.device_targets import Listener
 from kdiff.agent.discovery import Discovery
 from kdiff.agent.drivers import Drivers
 from kdiff.agent.errors import AgentError
 from kdiff.agent.gpu_samples import GpuSampler
 from kdiff.agent.gpus import Gpus
-from kdiff.agent.health import Losses, Stretch
+from kdiff.agent.health import NOBODY, LossCounters, Losses, ServiceCounts, Stretch
 from kdiff.agent.libraries import command_files
 from kdiff.agent.names import Names
+from kdiff.agent.owners import Owners, processes_of
 from kdiff.agent.pairing import PAIRED, Pairing
+from kdiff.agent.probe_cost import measure
 from kdiff.agent.recording import Options, Summary
-from kdiff.agent.ring import Ring, chosen, in_one, joined
-from kdiff.agent.rows import Owner, RowMaker, kernel_rows
-from kdiff.agent.segments import SegmentWriter, Spool, hold
+from kdiff.agent.ring import chosen, joined, rings_of
+from kdiff.agent.rows import RowMaker, kernel_rows
+from kdiff.agent.segments import SegmentWriter, Spool
+from kdiff.agent.service_names import Services
 from kdiff.agent.signals import ENDING
 from kdiff.agent.targets import Targets, check_return_probes
-from kdiff.probes.device_wire import HANDED
-from kdiff.probes.wire import EVENT, NAME, Kind
+from kdiff.probes.wire import EVENT, Kind
 
 # The ring holds 190,000 events, which the fastest launching core fills in half a second: 20 ms leave room for a stall.
 _READ_EVERY_S: Final = 0.02
@@ -66,9 +66,7 @@ class Recorder:
         self._ready: list[NDArray[np.void]] = []
         self._ready_count = 0
         self._rows_made = 0
-        self._known_kernels: set[int] = set()
-        self._owners: dict[tuple[int, int], Owner] = {}
-        self._counted = Losses()
+        self._known_kernels: set[tuple[int, str]] = set()  # by id and service
 
     def run(self) -> Summary:
         """Raises AgentError when recording cannot start, or when rows could not be written at the end."""
@@ -78,14 +76,14 @@ class Recorder:
                 raise AgentError(f"there is no process {pid}")
         check_return_probes(set(options.pids), options.tracing)
         writer = SegmentWriter(options.directory, self._host, boot_id(), time.time_ns())
-        held = hold(options.directory)
+        writer.hold()
         self._gpus = Gpus()
         self._sampler = GpuSampler(self._gpus, self.summary.gpus)
         try:
             self._trace(Spool(writer))
         finally:
             self._sampler.close()
-            os.close(held)
+            writer.let_go()
         return self.summary
 
     def _trace(self, spool: Spool) -> None:
@@ -98,16 +96,23 @@ class Recorder:
             roots = set(options.pids) or ({os.getpid()} if options.command else None)
             self._listener = Listener(program, self._note)
             look = self._listener.look if options.device_time.listen else None
-            self._targets = Targets(program, options.tracing, roots, self._note, look, options.selection)
+            self._services = Services(options.service_name, self._note)
+            self._targets = Targets(
+                program, options.tracing, roots, self._note, look, options.selection, self._services
+            )
+            self._owners = Owners(self._targets, self._gpus, self._services, self._host)
+            self._losses = LossCounters(program)
             self._names = Names(Drivers(options.state), self._targets, self._targets.name_offset)
             self._discovery = Discovery()
             self._pairing = Pairing()
             self._clock = UnixClock()
-            self._device = DeviceTime(self._clock, self._place, self._names.kernel, self._listener.silence, self._note)
+            self._device = DeviceTime(
+                self._clock, self._owners.place, self._names.kernel, self._listener.silence, self._note
+            )
             self.summary.device = self._device.summary
-            self._events = Ring(program.map("events").map_fd, options.tracing.event_pages * 4096, EVENT)
-            self._name_ring = Ring(program.map("names").map_fd, options.tracing.name_pages * 4096, NAME)
-            self._device_ring = Ring(program.map("device").map_fd, options.tracing.device_pages * 4096, HANDED)
+            self.summary.cost = measure(program, options.tracing) if options.measure_cost else None
+            self._rings = rings_of(program, options.tracing)
+            self.summary.ring_fill = {name: ring.fill for name, ring in self._rings.items()}
             self._record()
         finally:
             program.close()
@@ -117,7 +122,7 @@ class Recorder:
     def _record(self) -> None:
         options = self._options
         previous = {number: signal.signal(number, self._on_signal) for number in ENDING}
-        self._stretch = Stretch(time.time_ns())
+        self._stretch = Stretch(time.time_ns(), self._services.fixed)
         self._began = self._last_read = time.monotonic()
         self._cpu_began = time.process_time()
         command: Command | None = None
@@ -127,10 +132,15 @@ class Recorder:
             if options.command:
                 environment = options.device_time.environment(os.environ, self._note)
                 command = Command(options.command, environment)
-            self._service = options.service_name
-            self._rows = RowMaker(self._service, self._host, self._names.kernel, self._owner)
+            self._rows = RowMaker(
+                self._services.periods,
+                self._host,
+                self._names.kernel,
+                self._owners.of,
+                lambda number: self._pairing.graphs.of(number, self._names.kernel),
+            )
             if options.gpu_samples:
-                self._sampler.begin(self._service, self._host)
+                self._sampler.begin(self._services.fixed, self._host)
             for pid in sorted(options.pids):
                 self._targets.meet(pid)
             self._discover(self._began)
@@ -170,15 +180,16 @@ class Recorder:
                 return
             if end_at is not None and now >= end_at:
                 return
-            if now >= pair_at or self._raw_count >= _PAIR_AT_EVENTS:
+            # Not both before the next read: the ring fills meanwhile.
+            if now >= flush_at + _FLUSH_EVERY_S or self._rows_waiting() >= _FLUSH_AT_ROWS:
+                self._flush()
+                flush_at = now
+            elif now >= pair_at or self._raw_count >= _PAIR_AT_EVENTS:
                 self._pair()
                 self._targets.scan_due(now)
                 self._discover(now)
                 self._sampler.watch(now, self._note)
                 pair_at = now + _PAIR_EVERY_S
-            if now >= flush_at + _FLUSH_EVERY_S or self._rows_waiting() >= _FLUSH_AT_ROWS:
-                self._flush()
-                flush_at = now
             if now >= show_at:
                 self._show()
                 show_at = now + 1.0
@@ -224,47 +235,34 @@ class Recorder:
         now = time.monotonic()
         self._stretch.drain_lag_ns = max(self._stretch.drain_lag_ns, int((now - self._last_read) * 1e9))
         self._last_read = now
-        events = self._events.read()
-        names = self._name_ring.read()
-        for pid in self._pids(events):
+        events = self._rings["events"].read()
+        names = self._rings["names"].read()
+        for pid in processes_of(events):
             if self._targets.process(pid) is None:
                 self._targets.meet(pid)
-        for pid in {int(pid) for pid in events["pid"][events["kind"] == Kind.INIT]}:
-            if self._targets.meet(pid).traced and self._targets.began_here(pid):
-                self._pairing.process_began(pid)
+        began = events[events["kind"] == Kind.INIT]
+        for pid, at_ns in zip(began["pid"], self._clock.unix(began["timestamp_ns"].view(np.int64)), strict=True):
+            if self._targets.meet(int(pid), int(at_ns)).traced and self._targets.began_here(int(pid)):
+                self._pairing.process_began(int(pid))
         if len(names):
             self._names.feed(names[[self._targets.traced(int(pid)) for pid in names["pid"]]])
         if len(events):
             self._raw.append(events)
             self._raw_count += len(events)
-        handed = self._device_ring.read()
+        handed = self._rings["device"].read()
         if len(handed):
             self._device.feed(handed[[self._targets.traced(int(pid)) for pid in handed["pid"]]], now)
 
-    @staticmethod
-    def _pids(events: NDArray[np.void]) -> list[int]:
-        pids = events["pid"]
-        if not len(pids):
-            return []
-        if (pids == pids[0]).all():
-            return [int(pids[0])]
-        return [int(pid) for pid in np.unique(pids)]
-
     def _pair(self, *, last: bool = False) -> None:
-        lost, before = Losses.read(self._program.map("lost")), self.summary.lost
-        self.summary.lost = lost
-        if lost.total > before.total:
-            self._pairing.events_lost()
-            self._device.launches_lost()
-        self._device.lost(lost.executions - before.executions)
+        self._count_losses(last)
         events = joined(self._raw, EVENT)
         self._raw, self._raw_count = [], 0
-        pids = self._pids(events)
+        pids = processes_of(events)
         unwanted = [pid for pid in pids if not self._targets.traced(pid)]
         if unwanted:
             undecided = [pid for pid in unwanted if (known := self._targets.process(pid)) and known.undecided]
             if undecided:
-                self._stretch.orphaned += int(np.isin(events["pid"], undecided).sum())
+                self._stretch.of(self._services.fixed).orphaned += int(np.isin(events["pid"], undecided).sum())
                 self._note(
                     "processes that ended within milliseconds called CUDA: whether they are the target's is unknown"
                 )
@@ -280,34 +278,27 @@ class Recorder:
             return
         entered = paired["event"]["timestamp_ns"]
         entered[:] = self._clock.unix(entered.view(np.int64))
-        self._remember_owners(paired)
+        self._owners.remember(paired["event"])
         self._ready.append(paired)
         self._ready_count += len(paired)
 
-    def _remember_owners(self, paired: NDArray[np.void]) -> None:
-        """Asks for the names of threads while they live."""
-        event = paired["event"]
-        threads = in_one(event["pid"], event["tid"])
-        if (threads == threads[0]).all():
-            threads = threads[:1]
-        for thread in np.unique(threads):
-            self._owner(int(thread) >> 32, int(thread) & 0xFFFFFFFF)
-
-    def _owner(self, pid: int, tid: int) -> Owner:
-        known = self._owners.get((pid, tid))
-        if known is None:
-            process = self._targets.process(pid)
-            comm = procfs.thread_name(pid, tid) or (process.comm if process else "")
-            known = self._owners[pid, tid] = Owner(comm, process.container_id if process else "", "")
-        gpus = self._gpus.of(pid)
-        uuid = next(iter(gpus)) if len(gpus) == 1 else ""
-        if gpus and uuid != known.gpu_uuid:  # it is learned late; of a process that ended the last answer stays
-            known = self._owners[pid, tid] = replace(known, gpu_uuid=uuid)
-        return known
-
-    def _place(self, pid: int) -> Place:
-        owner = self._owner(pid, pid)
-        return Place(self._service, self._host, owner.container_id, owner.gpu_uuid)
+    def _count_losses(self, last: bool) -> None:
+        """Charges what the rings had no room for to the services that lost it; what is nobody's for certain to all."""
+        charged: dict[int, Losses] = {}
+        for pid, lost in self._losses.read(last=last).items():
+            known = self._targets.process(pid) or (None if pid == NOBODY else self._targets.meet(pid))
+            if known is not None and not known.traced and not known.undecided:
+                continue  # its events are not wanted either
+            charged[pid] = lost
+            self._stretch.of(self._services.of_losses(pid)).lost += lost
+            self._device.lost(lost.executions, pid)
+            if lost.other:  # what a handle holds may be among them
+                self._pairing.graphs.forget(pid)
+            self.summary.lost += lost
+        self._services.losses_read()
+        if incomplete := [pid for pid, lost in charged.items() if lost.total]:
+            self._pairing.events_lost(incomplete)
+            self._device.launches_lost(incomplete)
 
     def _flush(self) -> None:
         """Writes what is ready: kernels first, the account of the time last, so that it never claims unwritten rows."""
@@ -315,18 +306,17 @@ class Recorder:
         self._ready, self._ready_count = [], 0
         events, kernels = self._rows.make(paired)
         device = self._device.take()
-        fresh = list({k.id: k for k in [*device.kernels, *kernels] if k.id not in self._known_kernels}.values())
-        self._known_kernels.update(kernel.id for kernel in fresh)
-        unresolved = self._rows.unresolved(events)
-        launches = int(np.count_nonzero(paired["event"]["kind"] != Kind.SYNC))
-        self._stretch.events += len(events)
-        self._stretch.unresolved_launches += unresolved
+        fresh = {(k.id, of): (k, of) for k, of in [*device.kernels, *kernels] if (k.id, of) not in self._known_kernels}
+        self._known_kernels.update(fresh)
+        for service, (rows, unresolved) in self._rows.by_service(events).items():
+            self._stretch.of(service).events += rows
+            self._stretch.of(service).unresolved_launches += unresolved
+            self.summary.unresolved_launches += unresolved
         self._rows_made += len(events)
-        self.summary.launches += launches
-        self.summary.unresolved_launches += unresolved
-        self.summary.kernels = len(self._known_kernels)
+        self.summary.launched(paired["event"]["api"][paired["event"]["kind"] < Kind.SYNC])
         if fresh:
-            self._spool.put("kernels", kernel_rows(fresh, time.time_ns(), self._service, self._host))
+            self.summary.kernels = len({kernel for kernel, _ in self._known_kernels})
+            self._spool.put("kernels", kernel_rows(fresh.values(), time.time_ns(), self._host))
         if len(events):
             self._spool.put("cuda_events", events)
         for table, parts in (("kernel_executions", device.executions), ("device_windows", device.windows)):
@@ -335,10 +325,15 @@ class Recorder:
         if (samples := self._sampler.take()) is not None:
             self._spool.put("gpu_samples", samples)
         self._spool.put("agent_health", self._account())
+        if stepped := self._clock.take_step():
+            self._note(stepped)
         refused, dropped = self._spool.write()
         if refused is not None:
             self._note(f"{self._options.directory} cannot be written ({refused.strerror}): keeping rows in memory")
-        self._stretch.dropped += dropped
+        if self._spool.renewed:
+            self._note(f"{self._options.directory} was removed: it was made anew, and what it held is gone")
+        for service, given_up in self._spool.take_dropped().items():
+            self._stretch.of(service).dropped += given_up
         self.summary.dropped += dropped
         self.summary.device.lost += self._spool.dropped_executions
         self._spool.dropped_executions = 0
@@ -348,18 +343,20 @@ class Recorder:
             self._device.ended(pid)
             self._listener.ended(pid)
             self._discovery.forget(pid)
-            for owner in [key for key in self._owners if key[0] == pid]:
-                del self._owners[owner]
+            self._losses.forget(pid)
+            self._services.forget(pid)
+            self._owners.forget(pid)
 
     def _account(self) -> pa.Table:
         now = time.time_ns()
-        lost = self.summary.lost - self._counted
-        self._counted = self.summary.lost
-        row = self._stretch.row(
-            now, self._service, self._host, self._options.tracing.layers.value, lost, self._program.attached
-        )
-        self._stretch = Stretch(now)
-        return row
+        rows = self._stretch.rows(now, self._host, self._options.tracing.layers.value, self._program.attached)
+        told = self.summary.services
+        for service, counts in self._stretch.services.items():
+            told[service] = told.get(service, ServiceCounts()) + counts
+        for forgotten in told.keys() - self._services.names - {""}:
+            del told[forgotten]
+        self._stretch = Stretch(now, self._services.fixed)
+        return rows
 
     def _finish(self) -> None:
         self._gpus.wait(_GPUS_WITHIN_S)

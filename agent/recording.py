@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from kdiff.agent import procfs
+from numpy.typing import NDArray
+
 from kdiff.agent.device import DeviceSummary
 from kdiff.agent.device_option import DeviceOption
 from kdiff.agent.gpu_samples import GpuSummary
-from kdiff.agent.health import Losses
+from kdiff.agent.health import Losses, ServiceCounts
+from kdiff.agent.probe_cost import ProbeCost
+from kdiff.agent.ring import Highest
 from kdiff.agent.selection import Selection
+from kdiff.agent.services import ENVIRONMENT, Facts, Program, service_of
 from kdiff.probes.program import Tracing
 
 
@@ -29,16 +35,17 @@ class Options:
     device_time: DeviceOption = field(default_factory=DeviceOption)
     selection: Selection = field(default_factory=Selection)  # where every process of the host is recorded
     gpu_samples: bool = True
+    measure_cost: bool = False  # what probes add to a launch, before it begins
 
     @property
     def service_name(self) -> str:
-        """What to call it in the store."""
+        """What to call all of it in the store; '' where each process is called by its own service."""
         if self.service:
-            return _printable(self.service)
-        if self.command:
-            return _printable(Path(self.command[0]).name)
-        found = procfs.stat(min(self.pids)) if self.pids else None
-        return _printable(found.comm) if found else "host"
+            return _encodable(self.service)
+        if not self.command:
+            return ""
+        environment = {name: os.environ[name] for name in ENVIRONMENT & os.environ.keys()}
+        return service_of(Facts((), environment, [Program(Path(self.command[0]).name, self.command)]))
 
 
 @dataclass
@@ -55,14 +62,25 @@ class Summary:
     gpus: GpuSummary = field(default_factory=GpuSummary)
     drain_lag_ns: int = 0  # the longest time between two reads of the ring since the last flush
     attached_probes: int = 0
+    ring_fill: Mapping[str, Highest] = field(default_factory=dict)  # by ring, a share of its size
+    cost: ProbeCost | None = None  # None: not measured
+    added_ns: float = 0.0  # CPU time that probes have added to launches, where that was measured
     elapsed_s: float = 0.0
     cpu_s: float = 0.0
     bytes_written: int = 0
     segments: int = 0
     status: int = 0
     warnings: list[str] = field(default_factory=list)
+    services: dict[str, ServiceCounts] = field(default_factory=dict)
+    """What was written of each service, of '' what was lost without its being known of which."""
+
+    def launched(self, apis: NDArray[Any]) -> None:
+        """Counts launches, by the functions that made them, as `cuda_events` numbers those."""
+        self.launches += len(apis)
+        if self.cost is not None:
+            self.added_ns += self.cost.added_ns(apis)
 
 
-def _printable(name: str) -> str:
+def _encodable(name: str) -> str:
     """Without the bytes that are no UTF-8, which a command's name may have and a column of text may not."""
     return name.encode(errors="replace").decode()

@@ -8,16 +8,46 @@ word holds its length and, in the highest bit, whether it is still being written
 from __future__ import annotations
 
 import mmap
-from typing import Any, Final
+import time
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kdiff.probes.device_wire import HANDED
+from kdiff.probes.program import Tracing
+from kdiff.probes.wire import EVENT, NAME
+
+if TYPE_CHECKING:
+    from kdiff.agent.bpf import Program
+
 _BUSY: Final = np.uint32(1 << 31)
+_FILL_OVER_S: Final = 60.0
 _BLOCK: Final = 4096  # records of 100 bytes: half a megabyte
 
 
 Columns = dict[str, NDArray[Any]]
+
+
+class Highest:
+    """The highest of what was seen in the last minute or two: a scrape each minute misses nothing of it."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._now = self._before = 0.0
+
+    def see(self, value: float, now: float) -> None:
+        """`now`: monotonic, s."""
+        if now - self._began >= _FILL_OVER_S:
+            self._before = self._now if now - self._began < 2 * _FILL_OVER_S else 0.0
+            self._now = 0.0
+            self._began = now
+        self._now = max(self._now, value)
+
+    @property
+    def value(self) -> float:
+        """0.0 where nothing was seen."""
+        return max(self._now, self._before)
 
 
 class Ring:
@@ -37,12 +67,15 @@ class Ring:
         self._slot = np.dtype([("length", "<u4"), ("page", "<u4"), ("record", record)])
         self._data_start = page
         self.record = record
+        self.fill = Highest()  # a share of its size, before a read
 
     def read(self) -> NDArray[np.void]:
         """Every finished record since the last read, copied, in the order in which they were reserved."""
         start = int(self._consumed[0])
         size = self._slot.itemsize
-        slots = (int(self._produced[0]) - start) // size
+        held = int(self._produced[0]) - start
+        self.fill.see(held / self._size, time.monotonic())
+        slots = held // size
         view = np.frombuffer(self._producer, self._slot, slots, self._data_start + start % self._size)
         busy = np.flatnonzero(view["length"] & _BUSY)
         if busy.size:
@@ -52,6 +85,13 @@ class Ring:
         # The position moves only after the copy: from then on the kernel may overwrite the slots.
         self._consumed[0] = start + slots * size
         return records.reshape(-1).view(self.record)
+
+
+def rings_of(program: Program, tracing: Tracing) -> dict[str, Ring]:
+    """The rings of a BPF program by name."""
+    sizes = {"events": tracing.event_pages, "names": tracing.name_pages, "device": tracing.device_pages}
+    records = {"events": EVENT, "names": NAME, "device": HANDED}
+    return {name: Ring(program.map(name).map_fd, pages * 4096, records[name]) for name, pages in sizes.items()}
 
 
 def joined(parts: list[NDArray[np.void]], record: np.dtype[np.void]) -> NDArray[np.void]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from kdiff.agent.graphs import Graph
 from kdiff.agent.names import Kernel
 from kdiff.agent.ring import Columns, chosen, columns, in_one
 from kdiff.probes.points import POINTS
@@ -33,26 +34,35 @@ class Owner:
 
 @dataclass
 class RowMaker:
-    """Knows whose rows these are. `kernel(pid, generation, handle)`, `owner(pid, tid)`: look-ups, called once a key."""
+    """Knows whose rows these are.
 
-    service: str
+    `kernel(pid, generation, handle)`, `owner(pid, tid)`, `graph(number)`: look-ups, called once a key.
+    `service(pid)`: the names of a process's service with since when each, Unix ns, ascending; one at least.
+    """
+
+    service: Callable[[int], Sequence[tuple[int, str]]]
     host: str
     kernel: Callable[[int, int, int], Kernel]
     owner: Callable[[int, int], Owner]
+    graph: Callable[[int], Graph | None] = lambda number: None
 
-    def make(self, paired: NDArray[np.void]) -> tuple[pa.Table, set[Kernel]]:
-        """Rows for every launch, graph launch and sync among `paired` (their times Unix ns), and their kernels."""
+    def make(self, paired: NDArray[np.void]) -> tuple[pa.Table, set[tuple[Kernel, str]]]:
+        """Rows for every launch, graph launch and sync among `paired` (their times Unix ns).
+
+        And their kernels, each with the services that launched it.
+        """
         paired = chosen(paired, paired["event"]["kind"] <= max(_KINDS))
         count = len(paired)
         event = columns(paired)
         kernels, which = self._kernels(event)
         owners, whose = self._owners(event)
+        services, of_service = self._services(event)
         resolved = np.array([k is None or k.resolved for k in kernels], bool)
         flags = np.zeros(count, np.uint16)
         if event["captured"].any():
             flags[event["captured"]] |= np.uint16(EventFlags.CAPTURED)
         if not resolved.all():
-            flags[(~resolved)[which]] |= np.uint16(EventFlags.UNRESOLVED)
+            flags[(~resolved)[which] & (event["kind"] != Kind.SYNC)] |= np.uint16(EventFlags.UNRESOLVED)
         if (no_return := event["flags"] & WireFlags.NO_RETURN).any():
             flags[no_return != 0] |= np.uint16(EventFlags.NO_RETURN)
         arrays: dict[str, pa.Array] = {
@@ -62,7 +72,7 @@ class RowMaker:
             "api": _dictionary(event["api"], dict(enumerate(_APIS))),
             "kernel_name": named(which, ["" if k is None else k.name for k in kernels]),
             "kernel_id": pa.array(np.array([0 if k is None else k.id for k in kernels], np.uint64)[which]),
-            "service": constant(self.service, count),
+            "service": named(of_service, services),
             "host": constant(self.host, count),
             "gpu_uuid": named(whose, [o.gpu_uuid for o in owners]),
             "pid": pa.array(event["pid"]),
@@ -79,18 +89,39 @@ class RowMaker:
             "flags": pa.array(flags),
         }
         table = pa.Table.from_arrays([arrays[name] for name in CUDA_EVENTS.names], schema=CUDA_EVENTS)
-        return table, {k for k in kernels if k is not None}
+        pairs = encode(in_one(which.view(np.uint32), of_service.view(np.uint32)))[0]
+        launched = ((kernels[int(pair) >> 32], services[int(pair) & 0xFFFFFFFF]) for pair in pairs)
+        return table, {(kernel, service) for kernel, service in launched if kernel is not None}
 
     @staticmethod
-    def unresolved(rows: pa.Table) -> int:
-        """How many of the rows are launches of a kernel without a name."""
-        return int(np.count_nonzero(rows["flags"].to_numpy() & np.uint16(EventFlags.UNRESOLVED)))
+    def by_service(rows: pa.Table) -> dict[str, tuple[int, int]]:
+        """How many of the rows each service has, and how many of them are launches of a kernel without a name."""
+        unresolved = rows["flags"].to_numpy() & np.uint16(EventFlags.UNRESOLVED) != 0
+        whose = rows["service"].combine_chunks()
+        names, codes = whose.dictionary.to_pylist(), whose.indices.to_numpy()
+        every, without = (np.bincount(its, minlength=len(names)) for its in (codes, codes[unresolved]))
+        return {name: (int(every[at]), int(without[at])) for at, name in enumerate(names) if every[at]}
+
+    def _services(self, event: Columns) -> tuple[list[str], NDArray[np.int32]]:
+        """Services, and for each event which one of them it is of."""
+        names: dict[str, int] = {}
+        pids, of_process = encode(event["pid"].astype(np.uint64))
+        periods = [self.service(int(pid)) for pid in pids]
+        first = np.array([names.setdefault(its[0][1], len(names)) for its in periods], np.int32)
+        which = first[of_process]
+        for index, its in enumerate(periods):
+            if len(its) > 1:
+                rows = np.flatnonzero(of_process == index)
+                since = np.searchsorted([at for at, _ in its[1:]], event["timestamp_ns"][rows].view(np.int64), "right")
+                which[rows] = np.array([names.setdefault(name, len(names)) for _, name in its], np.int32)[since]
+        return list(names), which
 
     def _kernels(self, event: Columns) -> tuple[list[Kernel | None], NDArray[np.int32]]:
         """Kernels, the first of which is none, and for each event which one it launched."""
         kernels: list[Kernel | None] = [None]
         which = np.zeros(len(event["kind"]), np.int32)
-        launches = np.flatnonzero(event["kind"] == Kind.LAUNCH)
+        after = (event["kind"] == Kind.SYNC) & (event["batch_launches"] > 0)
+        launches = np.flatnonzero((event["kind"] == Kind.LAUNCH) | (after & ~event["after_graph"]))
         distinct, of_process = encode(in_one(event["pid"][launches], event["generation"][launches]))
         for index, one in enumerate(distinct):
             rows = launches if len(distinct) == 1 else launches[of_process == index]
@@ -98,6 +129,15 @@ class RowMaker:
             which[rows] = codes + np.int32(len(kernels))
             pid, generation = int(one) >> 32, int(one) & 0xFFFFFFFF
             kernels += [self.kernel(pid, generation, int(handle)) for handle in handles]
+        graphs = np.flatnonzero((event["kind"] == Kind.GRAPH_LAUNCH) | (after & event["after_graph"]))
+        if len(graphs):
+            numbers, codes = encode(event["handle"][graphs])
+            which[graphs] = codes + np.int32(len(kernels))
+            for index, graph in enumerate(self.graph(int(number)) for number in numbers):
+                kernels.append(graph.kernel if graph else None)
+                if graph:
+                    launched = graphs[(codes == index) & (event["kind"][graphs] == Kind.GRAPH_LAUNCH)]
+                    event["grid"][launched] = graph.kernels, graph.shapes, 0
         return kernels, which
 
     def _owners(self, event: Columns) -> tuple[list[Owner], NDArray[np.int32]]:
@@ -105,8 +145,8 @@ class RowMaker:
         return [self.owner(int(t) >> 32, int(t) & 0xFFFFFFFF) for t in threads], whose
 
 
-def kernel_rows(kernels: Sequence[Kernel], now_ns: int, service: str, host: str) -> pa.Table:
-    """Rows of `kernels`, first seen at `now_ns` (Unix)."""
+def kernel_rows(kernels: Iterable[tuple[Kernel, str]], now_ns: int, host: str) -> pa.Table:
+    """Rows of `kernels`, each first seen of its service at `now_ns` (Unix)."""
     return pa.Table.from_pylist(
         [
             {
@@ -118,7 +158,7 @@ def kernel_rows(kernels: Sequence[Kernel], now_ns: int, service: str, host: str)
                 "service": service,
                 "host": host,
             }
-            for kernel in kernels
+            for kernel, service in kernels
         ],
         schema=KERNELS,
     )

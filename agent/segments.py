@@ -6,8 +6,11 @@ after a kill or a power cut.
 
 from __future__ import annotations
 
+import errno
 import os
-from collections import deque
+import time
+from collections import Counter, deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -15,11 +18,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kdiff.agent.errors import AgentError
+from kdiff.agent.health import Losses
 from kdiff.queries.locks import lock
-from kdiff.queries.segments_write import layout, replacing, required, sync_directory
+from kdiff.queries.segments_write import layout, remove_torn, replacing, required, sync_directory
 from kdiff.queries.tables import TABLES
 
 _KEEP_AT_MOST_ROWS: Final = 5_000_000  # about 500 MB
+_PATIENCE_S: Final = 2.0  # a process that a killed recording was starting has its descriptors for a moment
 _MANY_ROWS: Final = ("cuda_events", "kernel_executions", "gpu_samples")
 
 
@@ -31,17 +36,44 @@ class SegmentWriter:
         self.directory = directory
         self._prefix = f"{_safe(host)}-{boot_id[:8]}-{began_ns}"
         self._sequence = 0
+        self._held = -1
         self.bytes_written = 0
         self.segments_written = 0
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            probe = directory / f".{self._prefix}"
+            probe = directory / ".writable"
             probe.touch()
-            probe.unlink()
+            probe.unlink(missing_ok=True)
         except OSError as error:
             raise AgentError(
                 f"{directory} cannot be written ({error.strerror}): name another directory with -o"
             ) from error
+
+    def hold(self) -> None:
+        """Keeps the directory for this recording, until `let_go`. Raises AgentError."""
+        self._held = hold(self.directory)
+
+    def let_go(self) -> None:
+        """Leaves the directory to other recordings."""
+        if self._held >= 0:
+            os.close(self._held)
+        self._held = -1
+
+    def renewed(self) -> bool:
+        """Makes a directory that is held and was removed anew, and holds that; whether it was so. Raises OSError."""
+        if self._held < 0:
+            return False
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(self.directory), os.fstat(self._held)):
+                return False
+        self.directory.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        if not lock(fd):
+            os.close(fd)
+            raise OSError(errno.EBUSY, "another kdiff-agent records there")
+        self.let_go()
+        self._held = fd
+        return True
 
     def next_path(self, table: str, ahead: int = 0) -> Path:
         """Where the next segment will be, or the one that many after it, if it is one of `table`."""
@@ -66,12 +98,17 @@ class SegmentWriter:
 def hold(directory: Path) -> int:
     """Keeps the directory for this recording while the returned descriptor is open. Raises AgentError.
 
-    Two recordings of one program at a time would count each launch twice.
+    Two recordings of one program at a time would count each launch twice. What one that was killed left half written
+    goes.
     """
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    if not lock(fd):
-        os.close(fd)
-        raise AgentError(f"another kdiff-agent records to {directory}: name another directory with -o")
+    until = time.monotonic() + _PATIENCE_S
+    while not lock(fd):
+        if time.monotonic() > until:
+            os.close(fd)
+            raise AgentError(f"another kdiff-agent records to {directory}: name another directory with -o")
+        time.sleep(0.02)
+    remove_torn(directory)
     return fd
 
 
@@ -82,7 +119,10 @@ class Spool:
         self.writer = writer
         self._keep_at_most = keep_at_most
         self._waiting: deque[tuple[str, pa.Table]] = deque()
+        self._names: list[pa.Table] = []  # all that was put into `kernels`
+        self.renewed = False  # whether the directory was removed, and made anew
         self.dropped_executions = 0  # rows of `kernel_executions` that went for room
+        self._dropped: Counter[tuple[str, str]] = Counter()  # events by service and kind
 
     @property
     def events(self) -> int:
@@ -99,17 +139,36 @@ class Spool:
 
     def put(self, table: str, rows: pa.Table) -> None:
         """Queues rows behind those that wait."""
+        if table == "kernels":
+            self._names.append(rows)
         self._waiting.append((table, rows))
 
     def write(self) -> tuple[OSError | None, int]:
         """Writes what waits; returns why that stopped, if it did, and how many of the oldest events went for room."""
-        while self._waiting:
-            try:
+        try:
+            if self.writer.renewed():
+                self._name_again()
+            while self._waiting:
                 self.writer.write(*self._waiting[0])
-            except OSError as error:
-                return error, self._make_room()
-            self._waiting.popleft()
+                self._waiting.popleft()
+        except OSError as error:
+            return error, self._make_room()
         return None, 0
+
+    def _name_again(self) -> None:
+        """The names of kernels went with the directory: rows that follow need them."""
+        self.renewed = True
+        others = [entry for entry in self._waiting if entry[0] != "kernels"]
+        self._waiting = deque([*(("kernels", rows) for rows in self._names), *others])
+
+    def take_dropped(self) -> dict[str, Losses]:
+        """The events of each service that went for room since this was last asked."""
+        dropped: dict[str, Losses] = {}
+        for (service, kind), count in self._dropped.items():
+            lost = Losses(syncs=count) if kind == "sync" else Losses(launches=count)
+            dropped[service] = dropped.get(service, Losses()) + lost
+        self._dropped.clear()
+        return dropped
 
     def _make_room(self) -> int:
         dropped = 0
@@ -118,6 +177,7 @@ class Spool:
             self._waiting.remove(oldest)
             if oldest[0] == "cuda_events":
                 dropped += len(oldest[1])
+                self._dropped.update(zip(*(oldest[1][name].to_pylist() for name in ("service", "kind")), strict=True))
             elif oldest[0] == "kernel_executions":
                 self.dropped_executions += len(oldest[1])
         return dropped

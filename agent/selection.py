@@ -27,7 +27,6 @@ KINDS: Final = {
 }
 _POD: Final = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})")
 _UNIT: Final = re.compile(r"[^/]+\.(?:service|scope)(?=/|$)")
-_COMMAND_BYTES: Final = 4096
 
 
 @dataclass(frozen=True)
@@ -87,22 +86,17 @@ def facts(pid: int) -> dict[str, list[str]]:
     stat = procfs.stat(pid)
     if stat is not None:
         found["command"].append(stat.comm)
-    with contextlib.suppress(OSError):
-        program = os.readlink(proc / "exe").removesuffix(" (deleted)")
+    if program := procfs.executable(pid):
         found["command"] += [program, os.path.basename(program)]
-    with contextlib.suppress(OSError):
-        with (proc / "cmdline").open("rb") as file:
-            words = file.read(_COMMAND_BYTES).rstrip(b"\0").split(b"\0")
-        found["command"].append(b" ".join(words).decode(errors="replace"))
+    if words := procfs.arguments(pid):
+        found["command"].append(" ".join(words))
     with contextlib.suppress(OSError):
         uid = proc.stat().st_uid
         found["user"].append(str(uid))
         with contextlib.suppress(KeyError):
             found["user"].append(pwd.getpwuid(uid).pw_name)
-    with contextlib.suppress(OSError):
-        lines = os.fsdecode((proc / "cgroup").read_bytes()).split("\n")
-        paths = [line.split(":", 2)[2] for line in lines if line.count(":") >= 2]
-        found["cgroup"] = list(dict.fromkeys(paths))
+    if paths := procfs.cgroups(pid):
+        found["cgroup"] = paths
         found["pod"] = list(dict.fromkeys(pod.replace("_", "-") for path in paths for pod in _POD.findall(path)))
         found["unit"] = list(dict.fromkeys(unit for path in paths for unit in _UNIT.findall(path)))
     container = procfs.container_id(pid)

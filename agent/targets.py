@@ -21,6 +21,7 @@ from kdiff.agent.elf import Elf, Site, may_hold_cuda
 from kdiff.agent.errors import AgentError, ElfError
 from kdiff.agent.names import Place
 from kdiff.agent.selection import Selection
+from kdiff.agent.service_names import Services
 from kdiff.probes.points import DRIVER_SYMBOLS, LIFECYCLE, POINTS, RUNTIME_SYMBOLS, Layer, Step
 from kdiff.probes.program import Tracing, cookie
 from kdiff.probes.wire import Decision
@@ -65,16 +66,19 @@ class Targets:
         note: Callable[[str], None],
         look: Look | None = None,
         selection: Selection | None = None,
+        services: Services | None = None,
     ) -> None:
         """`roots`: trace these and their descendants; None: all that `selection` wants. `note` takes warnings.
 
-        `look` is called with what a traced process maps, whenever that has been read anew.
+        `look` is called with what a traced process maps, whenever that has been read anew. `services` is told of each
+        traced process, and of each that becomes another program.
         """
         self._look = look
         self._program = program
         self._tracing = tracing
         self._roots = roots
         self._selection = selection or Selection()
+        self._services = services or Services("host")
         self._note = note
         self._processes: dict[int, Process] = {}
         self._probed: dict[FileKey, str] = {}  # build id, of every file looked at
@@ -151,12 +155,16 @@ class Targets:
         known = self._processes.get(pid)
         return known.traced if known is not None else self.meet(pid).traced
 
-    def meet(self, pid: int) -> Process:
-        """Looks at a process that called CUDA: decides, tells BPF, and looks at what it maps now and soon again."""
+    def meet(self, pid: int, called_ns: int | None = None) -> Process:
+        """Looks at a process that called CUDA: decides, tells BPF, and looks at what it maps now and soon again.
+
+        `called_ns`: when it did, Unix time; where it is another program by now it was that by then.
+        """
         found = procfs.stat(pid)
         known = self._processes.get(pid)
         if known is not None and (found is None or found.start_ticks == known.start_ticks):
             process = known
+            self._decide_anew(process, called_ns)
         else:
             if found is None:
                 every = self._roots is None and not self._selection
@@ -170,6 +178,8 @@ class Targets:
                     traced=self._wanted(pid),
                     image=found.image,
                 )
+                if process.traced:
+                    self._services.decide(pid, _began_ns(found))
             self._processes[pid] = process
             self._tell_bpf(process)
         if process.traced or self._selection:
@@ -178,15 +188,18 @@ class Targets:
             self.scan_due(now)
         return process
 
-    def _decide_anew(self, process: Process) -> None:
+    def _decide_anew(self, process: Process, called_ns: int | None = None) -> None:
         """A process that has become another program is what that is: it may have been met between fork and exec."""
         found = procfs.stat(process.pid)
         if found is None or found.ended or found.start_ticks != process.start_ticks or found.image == process.image:
             return
         process.image, process.comm = found.image, found.comm
         process.mappings, process.driver_build = [], ""
-        process.traced = self._wanted(process.pid)
-        self._tell_bpf(process)
+        if self._selection:  # the descendants of roots stay that
+            process.traced = self._wanted(process.pid)
+            self._tell_bpf(process)
+        if process.traced:
+            self._services.decide(process.pid, time.time_ns() if called_ns is None else called_ns)
 
     def _wanted(self, pid: int) -> bool:
         if self._roots is None:
@@ -206,8 +219,7 @@ class Targets:
                     process.scans.pop(0)
                 if not process.scans:
                     process.scans.append(now + _SCAN_EVERY_S)
-                if self._selection:
-                    self._decide_anew(process)
+                self._decide_anew(process)
                 if process.traced:
                     self._scan(process)
 
@@ -312,6 +324,12 @@ class Targets:
                 finally:
                     os.close(fd)
         return None
+
+
+def _began_ns(found: procfs.Stat) -> int:
+    """When a process began, Unix time in ns, to a tick of the kernel's."""
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - found.start_ticks / _TICKS_PER_SECOND
+    return time.time_ns() - round(age_s * 1e9)
 
 
 def returns_may_kill() -> bool:

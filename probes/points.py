@@ -29,6 +29,8 @@ class Shape(IntEnum):
     GRAPH = 4  # exec, stream
     STREAM = 5  # stream, ...
     HANDLE = 6  # an event
+    HANDLE_STREAM = 7  # event, stream; or a graph or where one is stored, and the other one; ...
+    STREAM_HANDLE = 8  # stream, event or where a graph is stored, ...
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Point:
     kind: Kind
     shape: Shape
     sync: Sync = Sync.NONE
+    stores: bool = False  # the handle is not given but stored there
 
     @property
     def per_thread(self) -> bool:
@@ -61,8 +64,10 @@ class Step(IntEnum):
     UNLOAD = 3  # handles may be reused from here on
 
 
-def _both(symbol: str, layer: Layer, kind: Kind, shape: Shape, sync: Sync = Sync.NONE) -> list[Point]:
-    return [Point(symbol + suffix, layer, kind, shape, sync) for suffix in ("", "_ptsz")]
+def _both(
+    symbol: str, layer: Layer, kind: Kind, shape: Shape, sync: Sync = Sync.NONE, stores: bool = False
+) -> list[Point]:
+    return [Point(symbol + suffix, layer, kind, shape, sync, stores) for suffix in ("", "_ptsz")]
 
 
 POINTS: Final[list[Point]] = [
@@ -77,7 +82,18 @@ POINTS: Final[list[Point]] = [
     *_both("cuStreamBeginCapture", Layer.DRIVER, Kind.CAPTURE_BEGIN, Shape.STREAM),
     *_both("cuStreamBeginCapture_v2", Layer.DRIVER, Kind.CAPTURE_BEGIN, Shape.STREAM),
     *_both("cuStreamBeginCaptureToGraph", Layer.DRIVER, Kind.CAPTURE_BEGIN, Shape.STREAM),
-    *_both("cuStreamEndCapture", Layer.DRIVER, Kind.CAPTURE_END, Shape.STREAM),
+    *_both("cuStreamEndCapture", Layer.DRIVER, Kind.CAPTURE_END, Shape.STREAM_HANDLE, stores=True),
+    Point("cuGraphCreate", Layer.DRIVER, Kind.GRAPH_MADE, Shape.HANDLE, stores=True),
+    Point("cuGraphClone", Layer.DRIVER, Kind.GRAPH_MADE, Shape.HANDLE_STREAM, stores=True),
+    Point("cuGraphInstantiate", Layer.DRIVER, Kind.GRAPH_MADE, Shape.HANDLE_STREAM, stores=True),
+    Point("cuGraphInstantiate_v2", Layer.DRIVER, Kind.GRAPH_MADE, Shape.HANDLE_STREAM, stores=True),
+    Point("cuGraphInstantiateWithFlags", Layer.DRIVER, Kind.GRAPH_MADE, Shape.HANDLE_STREAM, stores=True),
+    *_both("cuGraphInstantiateWithParams", Layer.DRIVER, Kind.GRAPH_MADE, Shape.HANDLE_STREAM, stores=True),
+    Point("cuGraphExecUpdate", Layer.DRIVER, Kind.GRAPH_MADE, Shape.HANDLE_STREAM),
+    Point("cuGraphExecUpdate_v2", Layer.DRIVER, Kind.GRAPH_MADE, Shape.HANDLE_STREAM),
+    *_both("cuEventRecord", Layer.DRIVER, Kind.EVENT_RECORD, Shape.HANDLE_STREAM),
+    *_both("cuEventRecordWithFlags", Layer.DRIVER, Kind.EVENT_RECORD, Shape.HANDLE_STREAM),
+    *_both("cuStreamWaitEvent", Layer.DRIVER, Kind.STREAM_WAIT, Shape.STREAM_HANDLE),
     *_both("cudaLaunchKernel", Layer.RUNTIME, Kind.LAUNCH, Shape.RUNTIME_LAUNCH),
     *_both("cudaLaunchKernelExC", Layer.RUNTIME, Kind.LAUNCH, Shape.LAUNCH_CONFIG),
     *_both("cudaLaunchCooperativeKernel", Layer.RUNTIME, Kind.LAUNCH, Shape.RUNTIME_LAUNCH),

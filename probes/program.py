@@ -36,15 +36,18 @@ class Tracing:
     event_pages: int = 4096  # of 4 KiB, a power of two: 16 MiB hold 190,000 events, 0.5 s of the fastest launching
     name_pages: int = 1024  # 4 MiB hold 3,900 names between two reads
     device_pages: int = 4096  # 16 MiB hold 1,000 batches, or 189,000 executions on the device
+    loss_entries: int = 4096  # processes, for each kind of event, whose losses are told apart
 
     def probes(self, point: Point) -> bool:
         """Whether this point is probed."""
-        if point.kind in (Kind.CAPTURE_BEGIN, Kind.CAPTURE_END):
+        if point.kind not in (Kind.LAUNCH, Kind.GRAPH_LAUNCH, Kind.SYNC):
             return True
         return self.layers is Layers.BOTH or self.layers.value == point.layer.value
 
     def returns(self, point: Point) -> bool:
         """Whether this point's return is probed."""
+        if point.kind is Kind.STREAM_WAIT:  # of use within a capture only, where it is not late
+            return False
         if point.kind in (Kind.LAUNCH, Kind.GRAPH_LAUNCH):
             return self.any_returns and self.launch_returns
         return self.any_returns
@@ -77,7 +80,7 @@ def cookie(tracing: Tracing, point: Point) -> int:
         role |= Role.LAST
     if tracing.returns(point):
         role |= Role.RETURNS
-    flags = WireFlags.PER_THREAD if point.per_thread else 0
+    flags = (WireFlags.PER_THREAD if point.per_thread else 0) | (WireFlags.STORED if point.stores else 0)
     fields = (POINTS.index(point), point.kind, point.shape, point.sync, flags, role)
     return sum(int(value) << 8 * position for position, value in enumerate(fields))
 
@@ -96,6 +99,7 @@ def source(tracing: Tracing, *, arch: str | None = None) -> str:
             f"#define KDIFF_EVENT_PAGES {tracing.event_pages}",
             f"#define KDIFF_NAME_PAGES {tracing.name_pages}",
             f"#define KDIFF_DEVICE_PAGES {tracing.device_pages}",
+            f"#define KDIFF_LOSS_ENTRIES {tracing.loss_entries}",
             f"#define MOST_EXECUTIONS {_MOST_EXECUTIONS}",
             "#include <uapi/linux/ptrace.h>",
             "#include <linux/types.h>",

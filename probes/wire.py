@@ -26,6 +26,9 @@ class Kind(IntEnum):
     INIT = 5  # a process has called cuInit: look at what it maps
     NAME = 6  # loss counter of name records; no event has it
     EXECUTION = 7  # loss counter of what the device library handed over; no event has it
+    EVENT_RECORD = 8
+    STREAM_WAIT = 9  # a stream is made to wait for an event
+    GRAPH_MADE = 10  # a graph gets what another holds: handle and, as stream, the other's; 0: it is empty
 
 
 class Sync(IntEnum):
@@ -60,6 +63,7 @@ class WireFlags(IntFlag):
     NO_RETURN = 1  # emitted at entry: no duration, no status
     RUNTIME_HANDLE = 2  # handle is the runtime's argument: the driver was not reached or is not probed
     PER_THREAD = 4  # a _ptsz function: stream 0 means the calling thread's own default stream
+    STORED = 8  # handle is what the call stored where its argument points to
 
 
 Field = tuple[str, str, int]
@@ -67,7 +71,7 @@ Field = tuple[str, str, int]
 _EVENT_FIELDS: Final[list[Field]] = [
     ("u64", "timestamp_ns", 1),  # CLOCK_MONOTONIC at entry
     ("u64", "duration_ns", 1),
-    ("u64", "handle", 1),  # function, graph exec or event handle
+    ("u64", "handle", 1),  # function, graph, graph exec or event handle
     ("u64", "stream", 1),
     ("u32", "pid", 1),
     ("u32", "tid", 1),

@@ -7,7 +7,7 @@
  * Four programs serve every CUDA function: what is particular to a function is in the cookie of its probe (COOKIE_*).
  * A fifth, device_entry, copies what the device library hands over.
  *
- * Compiled with KDIFF_EVENT_PAGES, KDIFF_NAME_PAGES and KDIFF_DEVICE_PAGES.
+ * Compiled with KDIFF_EVENT_PAGES, KDIFF_NAME_PAGES, KDIFF_DEVICE_PAGES and KDIFF_LOSS_ENTRIES.
  */
 struct process {
     u32 decision;
@@ -28,6 +28,11 @@ struct handle_key {
     u64 handle;
     u32 pid;
     u32 padding;
+};
+
+struct loss_key {
+    u32 pid;
+    u32 kind;
 };
 
 struct named_call {
@@ -54,11 +59,23 @@ BPF_HASH(processes, u32, struct process, 16384);
 BPF_TABLE("lru_hash", u64, struct call, calls, 65536);
 BPF_TABLE("lru_hash", struct handle_key, u32, seen, 131072);
 BPF_TABLE("lru_hash", u64, struct named_call, named, 16384);
+/* Each loss is in one of the first two, the second where the first has no room; and in the third, counted last. */
+BPF_HASH(lost_by, struct loss_key, u64, KDIFF_LOSS_ENTRIES);
+BPF_PERCPU_ARRAY(lost_of_nobody, u64, KINDS);
 BPF_PERCPU_ARRAY(lost, u64, KINDS);
 
-static __always_inline void count_lost(u32 kind, u64 records)
+static __always_inline void count_lost(u32 pid, u32 kind, u64 records)
 {
-    u64 *n = lost.lookup(&kind);
+    struct loss_key key = {.pid = pid, .kind = kind};
+    u64 none = 0, *n = lost_by.lookup_or_try_init(&key, &none);
+    if (n) {
+        __sync_fetch_and_add(n, records);
+    } else {
+        n = lost_of_nobody.lookup(&kind);
+        if (n)
+            *n += records;
+    }
+    n = lost.lookup(&kind);
     if (n)
         *n += records;
 }
@@ -67,7 +84,7 @@ static __always_inline void emit(struct event_record *event)
 {
     struct event_record *slot = events.ringbuf_reserve(sizeof(*slot));
     if (!slot) {
-        count_lost(event->kind, 1);
+        count_lost(event->pid, event->kind, 1);
         return;
     }
     __builtin_memcpy(slot, event, sizeof(*slot));
@@ -83,7 +100,7 @@ static __always_inline void note_name(struct process *process, struct event_reco
         return;
     struct name_record *slot = names.ringbuf_reserve(sizeof(*slot));
     if (!slot) { /* not marked as seen: the next launch tries again */
-        count_lost(KIND_NAME, 1);
+        count_lost(event->pid, KIND_NAME, 1);
         return;
     }
     u32 offset = process && process->name_offset ? process->name_offset : DEFAULT_NAME_OFFSET;
@@ -147,9 +164,12 @@ static __always_inline void read_arguments(struct pt_regs *ctx, u64 sp, struct c
         __builtin_memcpy(e->block, config.block, sizeof(e->block));
         e->shared_bytes = config.shared;
         e->stream = config.stream;
-    } else if (shape == SHAPE_GRAPH) {
+    } else if (shape == SHAPE_GRAPH || shape == SHAPE_HANDLE_STREAM) {
         e->handle = a1;
         e->stream = a2;
+    } else if (shape == SHAPE_STREAM_HANDLE) {
+        e->stream = a1;
+        e->handle = a2;
     } else if (shape == SHAPE_STREAM) {
         e->stream = a1;
     } else if (shape == SHAPE_HANDLE) {
@@ -206,7 +226,7 @@ int call_entry(struct pt_regs *ctx)
         e->flags = (e->flags & ~FLAG_RUNTIME_HANDLE) | COOKIE_FLAGS(cookie);
     } else {
         if (call->sp > sp) /* a call inside the open one, which its return will not find any more */
-            count_lost(e->kind, 1);
+            count_lost(pid, e->kind, 1);
         __builtin_memset(e, 0, sizeof(*e));
         call->sp = sp;
         call->caller = LINK_REGISTER(ctx);
@@ -249,6 +269,11 @@ int call_return(struct pt_regs *ctx)
     call->in_runtime = 0;
     call->event.duration_ns = bpf_ktime_get_ns() - call->event.timestamp_ns;
     call->event.status = RESULT(ctx);
+    if (call->event.flags & FLAG_STORED) {
+        u64 where = call->event.handle;
+        call->event.handle = 0;
+        bpf_probe_read_user(&call->event.handle, sizeof(u64), (void *)where);
+    }
     emit(&call->event);
     return 0;
 }
@@ -323,7 +348,7 @@ int lifecycle_return(struct pt_regs *ctx)
     struct process *process = processes.lookup(&pid);
     struct name_record *slot = names.ringbuf_reserve(sizeof(*slot));
     if (!slot) {
-        count_lost(KIND_NAME, 1);
+        count_lost(pid, KIND_NAME, 1);
         return 0;
     }
     slot->timestamp_ns = bpf_ktime_get_ns();
@@ -355,7 +380,7 @@ int device_entry(struct pt_regs *ctx)
     u32 executions = READ(ARG3(ctx));
     struct handed_record *slot = device.ringbuf_reserve(sizeof(*slot));
     if (!slot) { /* a program may say anything: no batch holds more */
-        count_lost(KIND_EXECUTION, executions < MOST_EXECUTIONS ? executions : MOST_EXECUTIONS);
+        count_lost(pid, KIND_EXECUTION, executions < MOST_EXECUTIONS ? executions : MOST_EXECUTIONS);
         return 0;
     }
     slot->timestamp_ns = bpf_ktime_get_ns();

@@ -210,4 +210,4 @@ def test_the_service_samples_too_and_ends_at_once_although_nvml_hangs(tmp_path: 
     assert agent.returncode == 0
     rows = [row for path in spool.glob("gpu_samples/*") for row in pq.read_table(path).to_pylist()]
     assert 2 <= len(rows) <= 4 if wanted else rows == []
-    assert {row["service"] for row in rows} == ({"host"} if wanted else set())
+    assert {row["service"] for row in rows} == ({""} if wanted else set())

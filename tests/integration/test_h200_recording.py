@@ -22,6 +22,7 @@ from kdiff.agent.demangle import demangle
 from kdiff.agent.names import Kernel
 from kdiff.agent.pairing import Pairing
 from kdiff.agent.rows import Owner, RowMaker
+from kdiff.agent.service_names import Services
 from kdiff.probes.points import POINTS
 from kdiff.probes.wire import EVENT, Kind, Sync
 from kdiff.queries.printable import cells
@@ -109,7 +110,10 @@ def write_host(root: Path) -> None:
     events["handle"][launch] = handles.indices.to_numpy(zero_copy_only=False)[launch]
     pairing = Pairing()
     maker = RowMaker(
-        SERVICE, "host-1", lambda pid, generation, handle: known[handle], lambda pid, tid: Owner("", "", "")
+        Services(SERVICE).periods,
+        "host-1",
+        lambda pid, generation, handle: known[handle],
+        lambda pid, tid: Owner("", "", ""),
     )
     tables = []
     seconds = (events["timestamp_ns"] - events["timestamp_ns"][0]) // captures.SECOND

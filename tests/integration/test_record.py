@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -181,8 +182,11 @@ def test_completion_is_never_below_the_truth_and_close_to_it(tmp_path: Path) -> 
 
 def test_batches_share_their_sync(tmp_path: Path) -> None:
     run = workload("--kernel", "k1:5", "--launches", 1400, "--sync-every", 7, truth=tmp_path / "truth")
-    launches = by_thread(record(tmp_path / "capture", run).launches)
+    recording = record(tmp_path / "capture", run)
+    launches = by_thread(recording.launches)
     assert (launches.batch_launches == 7).all()
+    syncs = recording.events.query("kind == 'sync'")
+    assert (len(syncs), set(syncs.batch_launches), set(syncs.kernel_name)) == (200, {7}, {"k1"})
     ends = (launches.timestamp_ns + launches.completion_ns).to_numpy().reshape(-1, 7)
     assert (abs(ends - ends[:, :1]) < 1000).all(), "seven launches end with one sync"
 
@@ -195,11 +199,23 @@ def test_device_syncs_prove_every_stream(tmp_path: Path) -> None:
     assert set(recording.events.query("kind == 'sync'").api) == {"cudaDeviceSynchronize"}
 
 
-def test_event_syncs_prove_nothing_yet(tmp_path: Path) -> None:
-    run = workload("--kernel", "k1:5", "--launches", 101, "--sync-every", 5, "--event-sync")
-    recording = record(tmp_path / "capture", run)
-    assert set(recording.events.query("kind == 'sync'").api) == {"cudaEventSynchronize"}
-    assert (recording.launches.completion_ns == 0).all()
+@pytest.mark.parametrize("api", ["runtime", "driver"])
+@pytest.mark.parametrize("ptsz", [(), ("--ptsz",)])
+def test_event_syncs_prove_what_came_before_the_record(tmp_path: Path, api: str, ptsz: tuple[str]) -> None:
+    load = ("--kernel", "k1:20:0.3", "--launches", 1103, "--threads", 2, "--isolated", "--event-sync", "--api", api)
+    recording = record(tmp_path / "capture", workload(*load, *ptsz, truth=tmp_path / "truth"))
+    syncs = recording.events.query("kind == 'sync'")
+    assert len(syncs) == 1103
+    assert set(syncs.api) == {"cudaEventSynchronize" if api == "runtime" else "cuEventSynchronize"}
+    assert set(syncs.stream) == set(recording.launches.stream)
+    rows = by_thread(recording.launches)
+    truth = load_truth(tmp_path / "truth")
+    true = truth_frame(truth.of_kind(KIND_LAUNCH), truth.names)
+    assert len(rows) == 1103
+    assert (rows.batch_launches == 1).all()
+    assert (rows.completion_ns.to_numpy() - true.true_ns.to_numpy()).min() >= 0
+    assert recording.lost == 0
+    assert "1,103 launches" in recording.stderr or "2,206 events" in recording.stderr
 
 
 def test_failed_launches_keep_their_status(tmp_path: Path) -> None:
@@ -231,6 +247,35 @@ def test_captured_launches_did_not_execute(tmp_path: Path) -> None:
     assert len(captured) == 13
     assert (captured.completion_ns == 0).all()
     assert (launches[launches["flags"] & 1 == 0].batch_launches == 1).all()
+
+
+@pytest.mark.parametrize("api", ["runtime", "driver"])
+def test_launches_on_a_stream_that_joined_a_capture_did_not_execute(tmp_path: Path, api: str) -> None:
+    load = ("--kernel", "k1:5", "--capture", 13, "--fork-capture", "--streams", 2, "--launches", 101, "--isolated")
+    recording = record(tmp_path / "capture", workload(*load, "--api", api, truth=tmp_path / "truth"))
+    launches = recording.launches
+    assert len(launches) == 114
+    captured = launches[launches["flags"] & 1 == 1]
+    assert sorted(captured.stream.value_counts()) == [6, 7]
+    assert (captured.completion_ns == 0).all()
+    assert (launches[launches["flags"] & 1 == 0].batch_launches == 1).all()
+
+
+@pytest.mark.parametrize("api", ["runtime", "driver"])
+def test_graph_launches_are_named_by_what_was_captured(tmp_path: Path, api: str) -> None:
+    kernels = ("--kernel", "k1:5@3/64", "--kernel", "k2:7@5/32")
+    run = workload(*kernels, "--graph", 12, "--launches", 211, "--threads", 2, "--api", api, truth=tmp_path / "truth")
+    recording = record(tmp_path / "capture", run)
+    graphs = recording.events.query("kind == 'graph_launch'")
+    assert len(graphs) == 211
+    ((name, ident),) = set(zip(graphs.kernel_name, graphs.kernel_id, strict=True))
+    assert ident != 0
+    assert re.fullmatch(r"\(graph [0-9a-f]{8}: 6 x k1, 6 x k2\)", name)
+    assert set(graphs.grid_x) == {12}
+    assert graphs.grid_y.nunique() == 1
+    (known,) = recording.table("kernels").query("kernel_id == @ident").to_dict("records")
+    assert (known["kernel_name"], known["name_source"]) == (name, "capture")
+    assert known["mangled_name"].startswith("graph:")
 
 
 def test_graph_launches_have_completions_of_their_own(tmp_path: Path) -> None:
@@ -419,14 +464,17 @@ def test_the_commands_exit_status_is_passed_on(tmp_path: Path) -> None:
 
 
 def test_sigterm_ends_the_command_and_writes_everything(tmp_path: Path) -> None:
-    run = workload(*KERNELS, "--duration", 30, "--sync-every", 5, truth=tmp_path / "truth")
+    ready = tmp_path / "ready"
+    options = ("--duration", 30, "--sync-every", 5, "--ready-file", ready)
+    run = workload(*KERNELS, *options, truth=tmp_path / "truth")
     agent = subprocess.Popen(
         agent_command(tmp_path / "capture", command=run.command),
         env=host_environment(run),
         stderr=subprocess.PIPE,
         text=True,
     )
-    time.sleep(3)
+    wait_for(ready)
+    time.sleep(1)
     agent.send_signal(signal.SIGTERM)
     _, stderr = agent.communicate(timeout=30)
     recording = Recording(tmp_path / "capture", agent.returncode, stderr)
@@ -595,11 +643,16 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_two_recordings_never_share_a_directory(tmp_path: Path) -> None:
-    agent = subprocess.Popen(agent_command(tmp_path / "capture", command=["sleep", "3"]), stderr=subprocess.PIPE)
-    time.sleep(2)
+    begun, over = tmp_path / "begun", tmp_path / "over"
+    waits = ["sh", "-c", f"touch {begun}; until [ -e {over} ]; do sleep 0.05; done"]
+    agent = subprocess.Popen(agent_command(tmp_path / "capture", command=waits), stderr=subprocess.PIPE)
+    while not begun.exists():
+        assert agent.poll() is None
+        time.sleep(0.05)
     said = refused("-o", tmp_path / "capture", "--", "true")
     assert "another kdiff-agent records to" in said
-    agent.communicate()
+    over.touch()
+    agent.communicate(timeout=30)
     assert agent.returncode == 0
 
 

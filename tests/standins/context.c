@@ -179,7 +179,7 @@ EXPORT CUresult cuCtxGetCurrent(CUcontext *context)
     BOTH(cuLaunchKernel, cuLaunchKernel) BOTH(cuLaunchKernelEx, cuLaunchKernelEx) \
     PLAIN(cuLaunchCooperativeKernel, cuLaunchCooperativeKernel) BOTH(cuStreamSynchronize, cuStreamSynchronize) \
     PLAIN(cuCtxSynchronize, cuCtxSynchronize) PLAIN(cuEventCreate, cuEventCreate) \
-    BOTH(cuEventRecord, cuEventRecord) PLAIN(cuEventSynchronize, cuEventSynchronize) \
+    BOTH(cuEventRecord, cuEventRecord) BOTH(cuStreamWaitEvent, cuStreamWaitEvent) PLAIN(cuEventSynchronize, cuEventSynchronize) \
     PLAIN(cuEventDestroy, cuEventDestroy_v2) BOTH(cuStreamBeginCapture, cuStreamBeginCapture_v2) \
     BOTH(cuStreamEndCapture, cuStreamEndCapture) PLAIN(cuStreamIsCapturing, cuStreamIsCapturing) \
     PLAIN(cuGraphInstantiateWithFlags, cuGraphInstantiateWithFlags) BOTH(cuGraphLaunch, cuGraphLaunch) \

@@ -83,6 +83,7 @@ struct launch {
 
 uint32_t graph_capture(struct graph *graph, struct kernel *kernel, const struct launch *launch);
 uint32_t graph_node_count(const struct graph *graph);
+CUresult graph_join(struct graph *graph, struct stream *stream); /* the stream is captured too, until the capture ends */
 
 /* ---- profiling: observe.c ---- */
 

@@ -18,6 +18,7 @@ struct graph {
     uint32_t id;
     uint32_t count, room;
     struct node *nodes;
+    struct stream *captured[8]; /* while it is made: the stream that it began on, and those that joined */
 };
 
 static uint32_t graph_ids;
@@ -48,6 +49,19 @@ uint32_t graph_capture(struct graph *graph, struct kernel *kernel, const struct 
     kernel->references++;
     graph->nodes[graph->count++] = (struct node){.kernel = kernel, .launch = *launch};
     return graph->id;
+}
+
+CUresult graph_join(struct graph *graph, struct stream *stream)
+{
+    if (stream->capture)
+        return stream->capture == graph ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < sizeof graph->captured / sizeof *graph->captured; i++)
+        if (!graph->captured[i]) {
+            graph->captured[i] = stream;
+            stream->capture = graph;
+            return CUDA_SUCCESS;
+        }
+    return CUDA_ERROR_INVALID_VALUE;
 }
 
 uint32_t graph_node_count(const struct graph *graph)
@@ -137,7 +151,7 @@ static CUresult capture_begin(CUstream handle, bool per_thread)
     else if (stream->number == 0 || stream->capture)
         status = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     else
-        stream->capture = graph_new(GRAPH_MAGIC, ++graph_ids);
+        status = graph_join(graph_new(GRAPH_MAGIC, ++graph_ids), stream);
     device_unlock();
     return status;
 }
@@ -147,13 +161,19 @@ static CUresult capture_end(CUstream handle, CUgraph *out, bool per_thread)
     CUresult status = CUDA_SUCCESS;
     device_lock();
     struct stream *stream = stream_resolve(handle, per_thread);
-    if (!stream || !out || !stream->capture) {
+    struct graph *graph = stream ? stream->capture : NULL;
+    if (!graph || !out || graph->captured[0] != stream) {
         status = CUDA_ERROR_INVALID_VALUE;
     } else {
-        *out = stream->capture;
-        stream->capture = NULL;
-        if (stream->capture_broken) {
-            stream->capture_broken = false;
+        bool broken = false;
+        for (size_t i = 0; i < sizeof graph->captured / sizeof *graph->captured && graph->captured[i]; i++) {
+            broken |= graph->captured[i]->capture_broken;
+            graph->captured[i]->capture_broken = false;
+            graph->captured[i]->capture = NULL;
+            graph->captured[i] = NULL;
+        }
+        *out = graph;
+        if (broken) {
             graph_free(*out);
             *out = NULL;
             status = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;

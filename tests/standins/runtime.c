@@ -48,6 +48,7 @@ static const struct {
     ONE("cuEventCreate", event_create),
     PAIR("cuEventRecord", event_record),
     ONE("cuEventSynchronize", event_sync),
+    ONE("cuStreamWaitEvent", stream_wait),
     ONE("cuEventDestroy", event_destroy),
     PAIR("cuStreamBeginCapture", capture_begin),
     PAIR("cuStreamEndCapture", capture_end),

@@ -25,6 +25,7 @@ struct driver {
     CUresult (*event_create)(CUevent *, unsigned int);
     CUresult (*event_record[2])(CUevent, CUstream);
     CUresult (*event_sync)(CUevent);
+    CUresult (*stream_wait)(CUstream, CUevent, unsigned int);
     CUresult (*event_destroy)(CUevent);
     CUresult (*capture_begin[2])(CUstream, int);
     CUresult (*capture_end[2])(CUstream, CUgraph *);

@@ -149,6 +149,11 @@ EXPORT cudaError_t cudaEventRecord_ptsz(cudaEvent_t event, cudaStream_t stream)
     return CALL(driver.event_record[1](event, stream));
 }
 
+EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags)
+{
+    return CALL(driver.stream_wait(stream, event, flags));
+}
+
 EXPORT cudaError_t cudaEventDestroy(cudaEvent_t event)
 {
     return CALL(driver.event_destroy(event));

@@ -10,6 +10,7 @@ struct event {
     uint32_t queue;
     CUstream stream;
     uint64_t end; /* when the work that was queued at the record ends; 0 before any */
+    struct graph *capture; /* what the stream was captured into at the record, or NULL */
 };
 
 /* Waits without the lock, so that others can queue more work meanwhile. */
@@ -77,11 +78,29 @@ static CUresult event_record(CUevent handle, CUstream stream_handle, bool per_th
     device_lock();
     struct stream *stream = stream_resolve(stream_handle, per_thread);
     if (event && event->magic == EVENT_MAGIC && stream) {
+        event->capture = stream->capture;
         if (!stream->capture)
             event->end = stream_end(stream);
         event->stream = stream_handle;
         event->queue = stream->number;
         status = CUDA_SUCCESS;
+    }
+    device_unlock();
+    return status;
+}
+
+static CUresult wait_event(CUstream stream_handle, CUevent handle, bool per_thread)
+{
+    struct event *event = handle;
+    CUresult status = CUDA_ERROR_INVALID_HANDLE;
+    device_lock();
+    struct stream *stream = stream_resolve(stream_handle, per_thread);
+    if (event && event->magic == EVENT_MAGIC && stream) {
+        status = CUDA_SUCCESS;
+        if (event->capture)
+            status = graph_join(event->capture, stream);
+        else if (stream->busy_until < event->end)
+            stream->busy_until = event->end;
     }
     device_unlock();
     return status;
@@ -155,6 +174,18 @@ EXPORT CUresult cuEventRecord(CUevent event, CUstream stream)
 EXPORT CUresult cuEventRecord_ptsz(CUevent event, CUstream stream)
 {
     return event_record(event, stream, true);
+}
+
+EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags)
+{
+    (void)flags;
+    return wait_event(stream, event, false);
+}
+
+EXPORT CUresult cuStreamWaitEvent_ptsz(CUstream stream, CUevent event, unsigned int flags)
+{
+    (void)flags;
+    return wait_event(stream, event, true);
 }
 
 EXPORT CUresult cuEventSynchronize(CUevent handle)

@@ -101,7 +101,7 @@ static struct worker *make_workers(cudaStream_t *streams, unsigned stream_count)
         worker->random = options.seed * 0x9e3779b97f4a7c15u + i;
         worker->streams = options.streams ? streams : &streams[i];
         worker->stream_count = options.streams ? stream_count : 1;
-        if (options.sync_kind == SYNC_EVENT)
+        if (options.sync_kind == SYNC_EVENT || options.fork_capture)
             check(uses_runtime() ? rt.cudaEventCreate(&worker->event) : cu.cuEventCreate(&worker->event, 0),
                   "event create");
     }

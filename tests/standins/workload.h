@@ -29,6 +29,7 @@ cudaError_t cudaEventCreate(cudaEvent_t *);
 cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t);
 cudaError_t cudaEventRecord_ptsz(cudaEvent_t, cudaStream_t);
 cudaError_t cudaEventDestroy(cudaEvent_t);
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned int);
 cudaError_t cudaStreamBeginCapture(cudaStream_t, int);
 cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *);
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *, cudaGraph_t, unsigned long long);
@@ -45,7 +46,7 @@ void __cudaUnregisterFatBinary(void **);
     F(cudaLaunchKernel) F(cudaLaunchKernel_ptsz) F(cudaLaunchKernelExC) F(cudaLaunchKernelExC_ptsz) \
     F(cudaGraphLaunch) F(cudaGraphLaunch_ptsz) F(cudaStreamSynchronize) F(cudaStreamSynchronize_ptsz) \
     F(cudaDeviceSynchronize) F(cudaEventSynchronize) F(cudaStreamCreate) F(cudaStreamDestroy) F(cudaEventCreate) \
-    F(cudaEventRecord) F(cudaEventRecord_ptsz) F(cudaEventDestroy) F(cudaStreamBeginCapture) \
+    F(cudaEventRecord) F(cudaEventRecord_ptsz) F(cudaEventDestroy) F(cudaStreamWaitEvent) F(cudaStreamBeginCapture) \
     F(cudaStreamEndCapture) F(cudaGraphInstantiate) F(cudaGraphExecDestroy) F(cudaGraphDestroy) \
     F(cudaGetFuncBySymbol) F(__cudaGetKernel) F(__cudaLaunchKernel) F(cudaFree) F(__cudaRegisterFatBinary) F(__cudaRegisterFatBinaryEnd) \
     F(__cudaRegisterFunction) F(__cudaUnregisterFatBinary)
@@ -73,6 +74,7 @@ CUresult cuEventRecord(CUevent, CUstream);
 CUresult cuEventRecord_ptsz(CUevent, CUstream);
 CUresult cuEventSynchronize(CUevent);
 CUresult cuEventDestroy_v2(CUevent);
+CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned int);
 CUresult cuStreamBeginCapture_v2(CUstream, int);
 CUresult cuStreamEndCapture(CUstream, CUgraph *);
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *, CUgraph, unsigned long long);
@@ -87,7 +89,7 @@ CUresult kdiffStandinSetFactor(const char *, double);
     F(cuModuleGetFunction) F(cuModuleUnload) F(cuStreamCreate) F(cuStreamDestroy_v2) F(cuLaunchKernel) \
     F(cuLaunchKernel_ptsz) F(cuLaunchKernelEx) F(cuLaunchKernelEx_ptsz) F(cuStreamSynchronize) \
     F(cuStreamSynchronize_ptsz) F(cuCtxSynchronize) F(cuEventCreate) F(cuEventRecord) F(cuEventRecord_ptsz) \
-    F(cuEventSynchronize) F(cuEventDestroy_v2) F(cuStreamBeginCapture_v2) F(cuStreamEndCapture) \
+    F(cuEventSynchronize) F(cuEventDestroy_v2) F(cuStreamWaitEvent) F(cuStreamBeginCapture_v2) F(cuStreamEndCapture) \
     F(cuGraphInstantiateWithFlags) F(cuGraphLaunch) F(cuGraphLaunch_ptsz) F(cuGraphExecDestroy) \
     F(cuGraphDestroy) F(kdiffStandinSetFactor)
 
@@ -160,6 +162,7 @@ struct options {
     bool ptsz, nvcc13, lazy, fork, print_rate, fail_zero_grid;
     unsigned threads, streams, shared_bytes;
     uint64_t seed, fail_every, reload_every, graph, capture;
+    bool fork_capture;
     size_t name_length;
     double rate, duration, wait_before, wait_after, dlopen_after;
     const char *runtime_path, *ready_file, *go_file, *truth;

@@ -46,6 +46,7 @@ static const char help[] =
     "Graphs:\n"
     "  --graph K           each thread captures K launches into a graph; --launches then counts its replays\n"
     "  --capture K         each thread first captures K launches into a graph that is thrown away\n"
+    "  --fork-capture      every other one of them on a second stream, which joins the capture (--streams 2)\n"
     "\n"
     "Meanwhile (seconds count from the first launch; events happen in the order given):\n"
     "  --profile AT:FOR:LAUNCHES  a profiler session that launches a kernel of its own, on a stream of its own\n"
@@ -244,6 +245,7 @@ static void lengthen_names(void)
     VALUE("name-length", options.name_length = count(optarg, "--name-length")) \
     VALUE("graph", options.graph = count(optarg, "--graph")) \
     VALUE("capture", options.capture = count(optarg, "--capture")) \
+    FLAG("fork-capture", options.fork_capture = true) \
     VALUE("profile", add_event(EVENT_PROFILE, optarg)) \
     VALUE("fork-at", add_event(EVENT_FORK, optarg)) \
     VALUE("dlclose-at", add_event(EVENT_DLCLOSE, optarg)) \

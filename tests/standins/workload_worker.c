@@ -137,14 +137,30 @@ static void wait_for(struct worker *worker, enum api api, cudaStream_t stream)
     }
 }
 
+/* What is launched on `stream` from here on follows what was launched on the other one until now. */
+static void follow(struct worker *worker, cudaStream_t stream, cudaStream_t other)
+{
+    if (uses_runtime()) {
+        check(rt.cudaEventRecord(worker->event, other), "event record");
+        check(rt.cudaStreamWaitEvent(stream, worker->event, 0), "wait for event");
+    } else {
+        check(cu.cuEventRecord(worker->event, other), "event record");
+        check(cu.cuStreamWaitEvent(stream, worker->event, 0), "wait for event");
+    }
+}
+
 static cudaGraph_t capture(struct worker *worker, uint64_t launches)
 {
-    cudaStream_t stream = worker->streams[0];
+    cudaStream_t stream = worker->streams[0], second = worker->streams[options.fork_capture];
     bool runtime = uses_runtime();
     cudaGraph_t graph;
     check(runtime ? rt.cudaStreamBeginCapture(stream, 0) : cu.cuStreamBeginCapture_v2(stream, 0), "begin capture");
+    if (options.fork_capture)
+        follow(worker, second, stream);
     for (uint64_t i = 0; i < launches; i++)
-        launch(worker, i, stream, false);
+        launch(worker, i, i % 2 ? second : stream, false);
+    if (options.fork_capture)
+        follow(worker, stream, second);
     check(runtime ? rt.cudaStreamEndCapture(stream, &graph) : cu.cuStreamEndCapture(stream, &graph), "end capture");
     worker->captured += launches;
     memset(worker->by_api, 0, sizeof worker->by_api);

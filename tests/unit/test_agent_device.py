@@ -107,11 +107,14 @@ class Device(DeviceTime):
         self.silenced: list[int] = []
         super().__init__(
             UnixClock(),
-            lambda _: Place("service", "host", "container", "GPU-of-process"),
+            self.place,
             lambda *_: Kernel("unresolved:unknown", "unresolved:unknown", "unresolved"),
             lambda pid, _: self.silenced.append(pid),
             self.said.append,
         )
+
+    def place(self, pid: int, unix_ns: int) -> Place:
+        return Place("service", "host", "container", "GPU-of-process")
 
     def rows(self) -> tuple[pa.Table | None, list[dict[str, Any]]]:
         self.finish(1000.0, NOTHING, last=True)
@@ -347,6 +350,30 @@ def test_a_window_without_its_end(ended: bool, why: str) -> None:
     assert int(row["to_ns"]) - int(row["from_ns"]) == pytest.approx(SECOND // 2, abs=5_000)
 
 
+class Renamed(Device):
+    """Whose process is another service whenever it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+        super().__init__()
+
+    def place(self, pid: int, unix_ns: int) -> Place:
+        self.asked.append((pid, unix_ns))
+        return Place(f"s{len(self.asked)}", "host", "", "")
+
+
+def test_a_window_is_of_the_service_that_its_process_was_when_it_opened() -> None:
+    device = Renamed()
+    for number in (1, 2):
+        put(device, Block.EXECUTIONS, executions(np.arange(3)), window=number)
+        put(device, Block.WINDOW, window(opened=NOW + number, executions=3), window=number, at=NOW + 3 * SECOND)
+    table, windows = device.rows()
+    assert table is not None
+    assert table["service"].to_pylist() == ["s1"] * 3 + ["s2"] * 3
+    assert [row["service"] for row in windows] == ["s1", "s2"]
+    assert device.asked == [(PID, row["from_ns"]) for row in windows]
+
+
 def test_without_any_window_record_there_is_no_row() -> None:
     device = Device()
     put(device, Block.EXECUTIONS, executions(np.arange(3)))
@@ -363,6 +390,22 @@ def test_what_is_missing_of_a_window_is_lost_as_far_as_the_ring_has_lost_it() ->
     _, windows = device.rows()
     assert [row["lost"] for row in windows] == [7, 4, 0]
     assert device.summary.lost == 11
+
+
+def test_what_the_ring_lost_of_one_process_is_no_loss_of_another() -> None:
+    device = Device()
+    for number in (1, 2):
+        put(device, Block.EXECUTIONS, executions(np.arange(3)), window=number)
+        put(device, Block.WINDOW, window(executions=10), window=number, at=NOW + SECOND)
+    device.lost(100, PID + 1)
+    device.lost(5, PID)
+    device.lost(3)  # of any
+    _, windows = device.rows()
+    assert [row["lost"] for row in windows] == [7, 1]
+    device.ended(PID + 1)  # without a window that would say so: it may have been anybody's
+    put(device, Block.WINDOW, window(executions=10), window=3, at=NOW + SECOND)
+    assert [row["lost"] for row in device.rows()[1]] == [10]
+    assert device.summary.lost == 108
 
 
 def test_why_there_is_none_is_said_once_a_state() -> None:

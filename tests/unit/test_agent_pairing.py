@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,7 @@ class Call:
     flags: int = 0
     status: int = 0
     sync: Sync = Sync.NONE
+    handle: int = 0
 
     @property
     def emitted(self) -> int:
@@ -59,7 +61,7 @@ def records(calls: Sequence[Call]) -> np.ndarray:
             call.entered,
             0 if call.flags & NO_RETURN else (call.left - call.entered),
         )
-        for name in ("kind", "pid", "tid", "stream", "flags", "status", "sync"):
+        for name in ("kind", "pid", "tid", "stream", "flags", "status", "sync", "handle"):
             event[name] = getattr(call, name)
     return events
 
@@ -112,10 +114,34 @@ def captures(calls: Sequence[Call], by_thread: bool) -> set[int]:
     return found
 
 
+def record_of(sync: Call, calls: Sequence[Call]) -> Call | None:
+    """The last record of the event before the wait, if no other returns during it or the wait."""
+    records = [
+        c
+        for c in calls
+        if c.kind == Kind.EVENT_RECORD and c.status == 0 and (c.pid, c.handle) == (sync.pid, sync.handle)
+    ]
+    if any(sync.entered < r.left <= sync.left for r in records):
+        return None
+    last = max((r for r in records if r.left <= sync.entered), key=lambda r: r.left, default=None)
+    if last is None or any(last.entered < r.left < last.left for r in records):
+        return None
+    return last
+
+
+def as_of_stream(sync: Call, calls: Sequence[Call]) -> Call:
+    """The wait for an event as one for the stream of its record; one that proves nothing where that is not known."""
+    record = record_of(sync, calls)
+    if record is None:
+        return replace(sync, sync=Sync.NONE)
+    return replace(sync, sync=Sync.STREAM, stream=record.stream, flags=record.flags, tid=record.tid)
+
+
 def expected(calls: Sequence[Call], known: Sequence[int], many: Sequence[int]) -> dict[int, Answer]:
     by_thread = any(c.flags & NO_RETURN for c in calls)
     captured = captures(calls, by_thread)
     syncs = [c for c in calls if c.kind == Kind.SYNC and c.status == 0 and not c.flags & NO_RETURN]
+    syncs = [s if s.sync != Sync.EVENT else as_of_stream(s, calls) for s in syncs]
 
     def waits_for(sync: Call, launch: Call) -> bool:
         if sync.sync == Sync.DEVICE:
@@ -126,13 +152,14 @@ def expected(calls: Sequence[Call], known: Sequence[int], many: Sequence[int]) -
             sync.sync == Sync.STREAM and same_stream(launch, sync, by_thread) and not (defaults and launch.pid in many)
         )
 
+    proves_from = {s.entered: record_of(s, calls).entered if s.handle else s.entered for s in syncs if s.sync}
     proof: dict[int, Call] = {}
     unseen = set()
     for launch in calls:
         if not launch.launch or launch.status != 0 or launch.entered in captured:
             continue
         of_stream = [s for s in syncs if waits_for(s, launch)]
-        after = [s for s in of_stream if s.entered >= (launch.emitted if by_thread else launch.left)]
+        after = [s for s in of_stream if proves_from[s.entered] >= (launch.emitted if by_thread else launch.left)]
         if not after:
             continue
         first = min(after, key=lambda s: s.left)
@@ -151,7 +178,7 @@ def expected(calls: Sequence[Call], known: Sequence[int], many: Sequence[int]) -
             False,
         )
         if c.entered in proof
-        else (0, 0, c.entered in captured)
+        else (0, 0 if c.entered in unseen else shares[c.entered], c.entered in captured)
         for c in calls
     }
 
@@ -178,12 +205,14 @@ class Scene:
         if thread in self.open:
             self.leave(thread)
             return
-        kind, stream, ptsz, status, sync = wish[:5]
+        kind, stream, ptsz, status, sync, _, handle = wish
         call = Call(kind, self.tick, 0, *thread, stream, int(WireFlags.PER_THREAD) if ptsz else 0, status)
         if kind == Kind.SYNC:
             call = replace(call, sync=sync, stream=stream if sync == Sync.STREAM else 0, flags=call.flags)
             if sync != Sync.STREAM:
-                call = replace(call, flags=0)
+                call = replace(call, flags=0, handle=handle if sync == Sync.EVENT else 0)
+        if kind == Kind.EVENT_RECORD:
+            call = replace(call, handle=handle)
         if kind in (Kind.CAPTURE_BEGIN, Kind.CAPTURE_END):
             self.mark(call)
             return
@@ -211,12 +240,20 @@ class Scene:
 
 
 WISHES = st.tuples(
-    st.sampled_from([Kind.LAUNCH] * 8 + [Kind.GRAPH_LAUNCH] + [Kind.SYNC] * 5 + [Kind.CAPTURE_BEGIN] * 2 + [Kind.INIT]),
+    st.sampled_from(
+        [Kind.LAUNCH] * 8
+        + [Kind.GRAPH_LAUNCH]
+        + [Kind.SYNC] * 5
+        + [Kind.CAPTURE_BEGIN] * 2
+        + [Kind.INIT]
+        + [Kind.EVENT_RECORD] * 4
+    ),
     st.sampled_from([7, 7, 9, 0, PER_THREAD]),
     st.booleans(),
     st.sampled_from([0, 0, 0, 0, 1]),
-    st.sampled_from([Sync.STREAM, Sync.STREAM, Sync.STREAM, Sync.DEVICE, Sync.EVENT]),
+    st.sampled_from([Sync.STREAM, Sync.STREAM, Sync.STREAM, Sync.DEVICE, Sync.EVENT, Sync.EVENT]),
     st.integers(1, 4),
+    st.sampled_from([31, 31, 32]),
 )
 THREADS = st.tuples(st.sampled_from([1, 1, 2]), st.integers(1, 3))
 
@@ -247,22 +284,18 @@ SOME = st.sets(st.sampled_from([1, 2]))
 def check(calls: list[Call], cuts: Sequence[int], known: set[int], many: set[int]) -> None:
     whole = fed(pairing_for(sorted(known), sorted(many)), [calls])
     launches = {c.entered: c for c in calls if c.launch}
-    assert set(whole) == {c.entered for c in calls}
-    want = expected(calls, sorted(known), sorted(many))
-    assert {k: whole[k] for k in launches} == {k: want[k] for k in launches}
-    for at, (completion, batch, captured) in whole.items():
-        assert completion > 0 or batch == 0
-        if at not in launches:
-            assert (completion, batch) == (0, 0)
-        elif completion:
+    assert whole == expected(calls, sorted(known), sorted(many))
+    for at, (completion, _, captured) in whole.items():
+        if completion:
             assert completion >= launches[at].left - launches[at].entered
             assert launches[at].status == 0
             assert not captured
     # Cutting the same records elsewhere may only make it know less, and nothing when the processes are known.
     parts = fed(pairing_for(sorted(known), sorted(many)), list(cut(calls, cuts)))
     assert set(parts) == set(whole)
-    for at in launches:
-        if launches[at].pid in known:
+    for call in calls:
+        at = call.entered
+        if call.pid in known:
             assert parts[at] == whole[at]
         else:
             assert parts[at] in (whole[at], (whole[at][0], 0, whole[at][2]))
@@ -379,6 +412,21 @@ def test_a_pid_that_comes_back_is_another_process() -> None:
     assert answers(pairing.feed(records([launch(70), stream_sync(80)]), 90))[70] == (15, 1, False)
 
 
+def test_a_sync_says_how_many_launches_it_proves_and_what_the_last_of_them_launched() -> None:
+    graph = Call(Kind.GRAPH_LAUNCH, 50, 52)
+    calls = [launch(10, handle=3), launch(20, handle=5), stream_sync(30), launch(40, handle=7), graph, stream_sync(60)]
+    calls += [stream_sync(70), event_sync(80, 31)]
+    rows = pairing_for([1]).feed(records(calls), 0, last=True)
+    syncs = rows[rows["event"]["kind"] == Kind.SYNC]
+    assert syncs["batch_launches"].tolist() == [2, 2, 0, 0]
+    assert syncs["after_graph"].tolist() == [False, True, False, False]
+    assert syncs["event"]["handle"].tolist() == [5, 0, 0, 31]
+    pairing = pairing_for([1, 2])
+    pairing.events_lost({1})
+    out = answers(pairing.feed(records([launch(10), stream_sync(30), launch(40, pid=2), stream_sync(50, pid=2)]), 60))
+    assert [out[30][1], out[50][1]] == [0, 1]
+
+
 def test_captures_over_several_reads() -> None:
     begin, end = Call(Kind.CAPTURE_BEGIN, 10, 12), Call(Kind.CAPTURE_END, 60, 61)
     calls = [launch(5), begin, launch(20), launch(30, stream=9), launch(40), end, launch(70), stream_sync(80)]
@@ -452,6 +500,137 @@ def test_the_legacy_stream_by_its_handle_is_not_the_threads_own() -> None:
     calls = [launch(10, stream=LEGACY, flags=ptsz), stream_sync(20, stream=LEGACY, tid=2)]
     for chunks in ([calls], [[c] for c in calls]):
         assert fed(pairing_for([1]), chunks)[10] == (15, 1, False)
+
+
+def record(at: int, handle: int, took: int = 2, **more: Any) -> Call:
+    return Call(Kind.EVENT_RECORD, at, at + took, handle=handle, **more)
+
+
+def wait(at: int, handle: int, **more: Any) -> Call:
+    return Call(Kind.STREAM_WAIT, at, at, handle=handle, flags=NO_RETURN, **more)
+
+
+def event_sync(at: int, handle: int, took: int = 5, **more: Any) -> Call:
+    return Call(Kind.SYNC, at, at + took, stream=0, sync=Sync.EVENT, handle=handle, **more)
+
+
+def test_a_wait_for_an_event_proves_what_came_before_its_last_record() -> None:
+    calls = [launch(10), record(20, 31), launch(30), launch(33, stream=9), event_sync(40, 31, tid=2), stream_sync(90)]
+    for chunks in ([calls], [[c] for c in calls]):
+        out = fed(pairing_for([1]), chunks)
+        assert out[10] == (35, 1, False)
+        assert out[30] == (65, 1, False)
+        assert out[33] == (0, 0, False)
+    moved = [launch(10), record(20, 31), record(30, 31, stream=9), event_sync(40, 31), stream_sync(90)]
+    assert fed(pairing_for([1]), [moved])[10] == (85, 1, False)
+
+
+def test_a_wait_for_an_event_says_on_which_stream_it_was_recorded() -> None:
+    rows = pairing_for([1]).feed(records([record(20, 31, stream=9), event_sync(40, 31)]), 0, last=True)
+    assert rows["event"]["stream"].tolist() == [9, 9]
+    assert rows["event"]["tid"].tolist() == [1, 1]
+
+
+def test_a_wait_for_an_event_proves_nothing_where_its_record_is_in_doubt() -> None:
+    for calls in (
+        [launch(10), event_sync(40, 31)],  # never seen
+        [launch(10), record(20, 31, status=1), event_sync(40, 31)],
+        [launch(10), record(20, 31, pid=2), event_sync(40, 31)],
+        [launch(10), record(20, 31), record(39, 31, tid=2, stream=9), event_sync(40, 31)],  # returns within the wait
+        [launch(10), record(25, 31, tid=2, stream=9), record(20, 31, 9), event_sync(40, 31)],  # which is the last?
+    ):
+        assert fed(pairing_for([1]), [calls])[10] == (0, 0, False)
+        assert fed(pairing_for([1]), [[c] for c in calls])[10] == (0, 0, False)
+    for lost in (1, 0):
+        pairing = pairing_for([1])
+        pairing.feed(records([launch(10), record(20, 31)]), 0)
+        pairing.events_lost({lost})
+        pairing.feed(records([record(30, 32)]), 0)
+        out = pairing.feed(records([event_sync(40, 31), event_sync(50, 32)]), 60, last=True)
+        assert answers(out)[10] == (0, 0, False)
+
+
+def test_what_was_given_up_after_the_record_shares_the_next_sync_still() -> None:
+    pairing = Pairing(patience_ns=100)
+    pairing.process_began(1)
+    early = [launch(5), stream_sync(10), record(20, 31), launch(30)]
+    pairing.feed(records(early), 500)
+    out = [pairing.feed(records([launch(600), event_sync(610, 31)]), 620)]
+    out += [pairing.feed(records([stream_sync(630), launch(700), stream_sync(710)]), 720, last=True)]
+    found = answers(np.concatenate(out))
+    assert found[600] == (35, 0, False)
+    assert found[700] == (15, 1, False)
+
+
+def test_streams_that_join_a_capture_are_captured_until_it_ends() -> None:
+    begin, end = Call(Kind.CAPTURE_BEGIN, 10, 12), Call(Kind.CAPTURE_END, 80, 81)
+    calls = [
+        *(launch(5, stream=9), begin, launch(14, stream=9), record(20, 31), wait(25, 31, stream=9)),
+        *(launch(30, stream=9), launch(35, stream=8), record(40, 32, stream=9), wait(45, 32, stream=8)),
+        *(launch(50, stream=8), record(55, 33, stream=8), wait(60, 33), launch(70), end),
+        *(launch(85, stream=9), launch(88, stream=8), wait(89, 31, stream=6), launch(90, stream=6)),
+        *(stream_sync(100 + s, stream=s) for s in (6, 8, 9)),
+    ]
+    for chunks in ([calls], [[c] for c in calls]):
+        out = fed(pairing_for([1]), chunks)
+        assert [at for at, (_, _, captured) in out.items() if captured] == [30, 50, 70]
+        assert out[14] == (100, 3, False)
+        assert out[35] == (78, 2, False)
+        assert out[90] == (21, 1, False)
+
+
+def test_a_sync_that_began_before_the_capture_does_not_end_it() -> None:
+    begin, end = Call(Kind.CAPTURE_BEGIN, 10, 20), Call(Kind.CAPTURE_END, 60, 61)
+    calls = [stream_sync(12, 3, tid=2), begin, launch(30), end, launch(70), stream_sync(80)]
+    for chunks in ([calls], [[c] for c in calls]):
+        out = fed(pairing_for([1]), chunks)
+        assert [out[at] for at in (30, 70)] == [(0, 0, True), (15, 1, False)]
+
+
+def test_a_capture_is_ended_on_the_stream_where_it_began_only() -> None:
+    begin, end = Call(Kind.CAPTURE_BEGIN, 10, 12), Call(Kind.CAPTURE_END, 60, 61)
+    elsewhere = Call(Kind.CAPTURE_END, 30, 31, stream=9, status=903)  # CUDA_ERROR_STREAM_CAPTURE_UNMATCHED
+    calls = [begin, record(20, 31), wait(25, 31, stream=9), elsewhere, launch(40, stream=9), launch(45), end]
+    for chunks in ([calls], [[c] for c in calls]):
+        out = fed(pairing_for([1]), chunks)
+        assert [at for at, (_, _, captured) in out.items() if captured] == [40, 45]
+
+
+def test_a_capture_begins_anew_where_the_end_of_one_before_was_lost() -> None:
+    begins = [Call(Kind.CAPTURE_BEGIN, at, at + 2) for at in (10, 40)]
+    calls = [begins[0], launch(20), record(25, 31), wait(30, 31, stream=9), launch(35, stream=9), begins[1], launch(50)]
+    calls += [launch(55, stream=9), Call(Kind.CAPTURE_END, 60, 61), launch(70), stream_sync(80)]
+    for chunks in ([calls], [[c] for c in calls]):
+        out = fed(pairing_for([1]), chunks)
+        assert [at for at, (_, _, captured) in out.items() if captured] == [20, 35, 50]
+
+
+def test_the_legacy_stream_joins_no_capture() -> None:
+    calls = [Call(Kind.CAPTURE_BEGIN, 10, 12), record(20, 31), wait(25, 31, stream=0), launch(30, stream=0)]
+    calls += [wait(35, 31, stream=LEGACY), launch(40, stream=0), Call(Kind.CAPTURE_END, 60, 61)]
+    calls += [stream_sync(80, stream=0)]
+    out = fed(pairing_for([1]), [calls])
+    assert [out[at] for at in (30, 40)] == [(55, 2, False), (45, 2, False)]
+
+
+def test_ten_thousand_captures_among_as_many_launches_are_found_in_time_in_proportion() -> None:
+    def seconds(captures: int) -> float:
+        events = np.zeros(8 * captures, EVENT)
+        events["timestamp_ns"] = np.arange(len(events)) * 10 + 10
+        events["duration_ns"], events["stream"], events["pid"], events["tid"] = 5, 7, 1, 1
+        events["kind"][0::8], events["kind"][2::8], events["kind"][3::8] = (
+            Kind.CAPTURE_BEGIN,
+            Kind.CAPTURE_END,
+            Kind.GRAPH_MADE,
+        )
+        events["handle"], events["stream"][3::8] = 31, 31
+        events["kind"][4::8] = Kind.GRAPH_LAUNCH
+        began = time.process_time()
+        Pairing().feed(events, 0)
+        return time.process_time() - began
+
+    seconds(10)
+    assert seconds(20_000) < 40 * max(seconds(1_000), 0.01)
 
 
 def test_only_launches_are_captured() -> None:

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kdiff.agent.graphs import Graph
 from kdiff.agent.names import Kernel
 from kdiff.agent.pairing import PAIRED
 from kdiff.agent.rows import Owner, RowMaker
+from kdiff.agent.service_names import Services
 from kdiff.probes.points import POINTS
 from kdiff.probes.wire import Kind, WireFlags
 from kdiff.queries.tables import CUDA_EVENTS, EventFlags
@@ -23,7 +25,7 @@ def paired(*records: dict[str, Any]) -> np.ndarray:
     rows = np.zeros(len(records), PAIRED)
     for row, record in zip(rows, records, strict=True):
         for name, value in record.items():
-            if name in ("completion_ns", "batch_launches", "captured"):
+            if name in ("completion_ns", "batch_launches", "captured", "after_graph"):
                 row[name] = value
             else:
                 row["event"][name] = value
@@ -48,10 +50,11 @@ class Lookups:
 
 def made(*records: dict[str, Any], lookups: Lookups | None = None) -> tuple[list[dict[str, Any]], set[Kernel]]:
     known = lookups or Lookups()
-    table, kernels = RowMaker("svc", "host-1", known.kernel, known.owner).make(paired(*records))
+    table, kernels = RowMaker(Services("svc").periods, "host-1", known.kernel, known.owner).make(paired(*records))
     assert table.schema.equals(CUDA_EVENTS)
     table.validate(full=True)
-    return table.to_pylist(), kernels
+    assert {service for _, service in kernels} <= {"svc"}
+    return table.to_pylist(), {kernel for kernel, _ in kernels}
 
 
 LAUNCH = {
@@ -133,12 +136,46 @@ def test_a_handle_means_something_else_in_another_process_or_generation() -> Non
     assert len(lookups.asked) == len(set(lookups.asked)), "nothing is asked twice"
 
 
+def test_a_sync_is_named_by_the_last_launch_that_it_proves() -> None:
+    graph = Graph(Kernel("graph:1", "(graph 1: 2 x k)", "capture"), 2, 77)
+    known = Lookups()
+    maker = RowMaker(Services("svc").periods, "host-1", known.kernel, known.owner, {8: graph}.get)
+    after = {"kind": Kind.SYNC, "pid": 1, "batch_launches": 3, "handle": 16}
+    table, kernels = maker.make(
+        paired(
+            after,
+            {**after, "batch_launches": 0},
+            {**after, "handle": 8, "after_graph": True},
+            {**after, "handle": 9, "after_graph": True},
+            {**after, "pid": 2},
+            {"kind": Kind.GRAPH_LAUNCH, "pid": 1, "handle": 8},
+        )
+    )
+    rows = table.to_pylist()
+    assert [row["kernel_name"] for row in rows] == [ONE.name, "", "(graph 1: 2 x k)", "", NONE.name, "(graph 1: 2 x k)"]
+    assert [row["grid_x"] for row in rows] == [0, 0, 0, 0, 0, 2]
+    assert {row["flags"] for row in rows} == {0}
+    assert kernels == {(ONE, "svc"), (NONE, "svc"), (graph.kernel, "svc")}
+
+
 def test_unresolved_rows_are_counted() -> None:
     known = Lookups()
-    table, _ = RowMaker("svc", "host-1", known.kernel, known.owner).make(
+    table, _ = RowMaker(Services("svc").periods, "host-1", known.kernel, known.owner).make(
         paired(LAUNCH, {**LAUNCH, "pid": 2}, {**LAUNCH, "pid": 2, "captured": True}, {"kind": Kind.SYNC, "pid": 2})
     )
-    assert RowMaker.unresolved(table) == 2
+    assert RowMaker.by_service(table) == {"svc": (4, 2)}
+
+
+def test_rows_are_of_the_service_that_their_process_was_then() -> None:
+    known = Lookups()
+    periods = {1: [(0, "a"), (200, "b"), (300, "c")], 2: [(500, "b")], 3: [(0, "a")]}
+    calls = [(1, 199), (2, 100), (1, 200), (3, 400), (1, 299), (1, 2**62), (1, 0)]
+    events = paired(*({**LAUNCH, "pid": pid, "timestamp_ns": at} for pid, at in calls))
+    events["event"]["kind"][3], events["batch_launches"][3] = Kind.SYNC, 0
+    table, kernels = RowMaker(periods.__getitem__, "host-1", known.kernel, known.owner).make(events)
+    assert table["service"].to_pylist() == ["a", "b", "b", "a", "b", "c", "a"]
+    assert kernels == {(ONE, "a"), (NONE, "b"), (ONE, "b"), (ONE, "c")}
+    assert RowMaker.by_service(table) == {"a": (3, 0), "b": (3, 1), "c": (1, 0)}
 
 
 def test_every_function_by_the_name_people_write() -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,10 @@ import pytest
 
 from captures import launches, table
 from kdiff.agent.errors import AgentError
-from kdiff.agent.segments import SegmentWriter
+from kdiff.agent.health import Losses
+from kdiff.agent.segments import SegmentWriter, Spool, hold
+from kdiff.queries import segments_write
+from kdiff.queries.segments_write import remove_torn, replacing
 from kdiff.queries.tables import TABLES
 
 BOOT = "0123456789abcdef"
@@ -214,7 +221,135 @@ def test_starting_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_directory_that_was_removed_is_made_anew_with_the_names_of_kernels(tmp_path: Path) -> None:
+    capture = tmp_path / "capture"
+    to = writer(capture)
+    to.hold()
+    spool = Spool(to)
+    names = table("kernels", {"kernel_id": [1, 2, 3]}, rows=3)
+    spool.put("kernels", names)
+    spool.put("cuda_events", rows())
+    assert spool.write() == (None, 0)
+    assert not spool.renewed
+    shutil.rmtree(capture)
+    spool.put("cuda_events", rows(7))
+    assert spool.write() == (None, 0)
+    assert spool.renewed
+    assert pq.read_table(capture / "kernels").num_rows == 3
+    assert pq.read_table(capture / "cuda_events").num_rows == 7
+    with pytest.raises(AgentError, match="another kdiff-agent records"):
+        hold(capture)
+    to.let_go()
+    os.close(hold(capture))
+
+
+def test_a_directory_that_another_recording_has_made_anew_is_not_written(tmp_path: Path) -> None:
+    capture = tmp_path / "capture"
+    to = writer(capture)
+    to.hold()
+    spool = Spool(to)
+    shutil.rmtree(capture)
+    capture.mkdir()
+    held = hold(capture)
+    spool.put("cuda_events", rows(7))
+    refused, dropped = spool.write()
+    assert refused is not None
+    assert (refused.strerror, dropped, spool.events) == ("another kdiff-agent records there", 0, 7)
+    os.close(held)
+    assert spool.write() == (None, 0)
+    assert pq.read_table(capture / "cuda_events").num_rows == 7
+    to.let_go()
+
+
+def test_what_goes_for_room_is_counted_by_service_and_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    spool = Spool(writer(tmp_path), keep_at_most=10)
+    monkeypatch.setattr(spool.writer, "write", refuse)
+    for service, kinds in (("a", ["launch"] * 4 + ["sync"]), ("b", ["graph_launch", "sync"]), ("b", ["launch"] * 9)):
+        spool.put("cuda_events", table("cuda_events", {"service": service, "kind": kinds}, rows=len(kinds)))
+    refused, dropped = spool.write()
+    assert refused is not None
+    assert (dropped, spool.events) == (7, 9)
+    assert spool.take_dropped() == {"a": Losses(4, 1), "b": Losses(1, 1)}
+    assert spool.take_dropped() == {}
+
+
 # Faults
+
+
+def aged(path: Path, seconds: float = 2.0) -> Path:
+    then = time.time() - seconds
+    os.utime(path, (then, then))
+    return path
+
+
+def test_what_killed_writers_left_is_removed_and_what_is_being_written_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "cuda_events"
+    folder.mkdir()
+    killed, fresh, pipe = (folder / f".{name}.parquet.tmp" for name in ("killed", "fresh", "pipe"))
+    killed.write_bytes(b"x")
+    fresh.write_bytes(b"x")
+    os.mkfifo(pipe)
+    (tmp_path / "src").mkdir()
+    foreign = [tmp_path / "src" / ".a.parquet.tmp", folder / ".b.tmp", tmp_path / ".c.parquet.tmp"]
+    for path in foreign:
+        path.touch()
+    whole = writer(tmp_path).write("cuda_events", rows())
+    with replacing(folder / "slow.parquet") as file:
+        file.write(b"x")
+        file.flush()
+        for path in (killed, pipe, whole, folder / ".slow.parquet.tmp", *foreign):
+            aged(path, 1e6)
+        remove_torn(tmp_path)
+    assert all(path.exists() for path in foreign), "of whoever has files there"
+    names = {path.name for path in folder.iterdir()}
+    assert names == {".b.tmp", ".fresh.parquet.tmp", whole.name, "slow.parquet"}
+
+
+def test_on_a_file_system_without_locks_half_files_stay_for_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(fd: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(segments_write.fcntl, "flock", flock)
+    (tmp_path / "kernels").mkdir()
+    old, recent = tmp_path / "kernels" / ".old.parquet.tmp", tmp_path / "kernels" / ".recent.parquet.tmp"
+    for path, seconds in ((old, 3601), (recent, 3500)):
+        path.touch()
+        aged(path, seconds)
+    remove_torn(tmp_path)
+    assert list(recent.parent.iterdir()) == [recent]
+
+
+def test_a_recording_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    (tmp_path / "kernels").mkdir()
+    aged_path = tmp_path / "kernels" / ".a.parquet.tmp"
+    aged_path.touch()
+    aged(aged_path)
+    os.close(hold(tmp_path))
+    assert list((tmp_path / "kernels").iterdir()) == []
+
+
+def test_a_killed_recordings_descriptor_in_a_process_that_it_was_starting_is_waited_for(tmp_path: Path) -> None:
+    held = hold(tmp_path)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[held])
+    os.close(held)
+    timer = threading.Timer(0.5, child.communicate, (b"\n",))
+    timer.start()
+    began = time.monotonic()
+    os.close(hold(tmp_path))
+    assert 0.4 < time.monotonic() - began < 2.0
+    timer.join()
+
+
+def test_a_directory_that_another_recording_holds_is_refused(tmp_path: Path) -> None:
+    held = hold(tmp_path)
+    with pytest.raises(AgentError, match="another kdiff-agent records to"):
+        hold(tmp_path)
+    os.close(held)
 
 
 def test_another_writers_half_file_is_left_alone(tmp_path: Path) -> None:

@@ -16,19 +16,25 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.request import urlopen
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import shipped
 
 from kdiff.agent.command_run import size
+from kdiff.agent.health import Losses, ServiceCounts
 from kdiff.agent.keeping import Keeping
 from kdiff.agent.metrics import of_summary
 from kdiff.agent.metrics_server import ANSWER_WITHIN_S, MOST_CONNECTIONS
+from kdiff.agent.probe_cost import ProbeCost
 from kdiff.agent.recording import Summary
+from kdiff.agent.ring import Highest
 from kdiff.agent.segments import SegmentWriter
+from kdiff.probes.points import POINTS
 from kdiff.queries.connection import connect
 from server import PASSWORD, StandIn
 
+API = {point.symbol: number for number, point in enumerate(POINTS)}
 Ask = Callable[[str], tuple[Any, ...]]
 
 
@@ -57,11 +63,21 @@ def store(server: StandIn) -> Ask:
 
 
 EXPECTED = {
+    'kdiff_events_total{service="a"}': 7,
+    'kdiff_lost_events_total{kind="launches",service="a"}': 3,
+    'kdiff_lost_events_total{kind="syncs",service="a"}': 2,
+    'kdiff_lost_events_total{kind="full_disk",service="a"}': 19,
+    'kdiff_lost_events_total{kind="other",service=""}': 8,
+    'kdiff_lost_events_total{kind="executions",service=""}': 13,
     "kdiff_launches_total": 5,
     "kdiff_unresolved_launches_total": 2,
     "kdiff_kernels": 3,
     "kdiff_attached_probes": 3,
     "kdiff_agent_cpu_seconds_total": 1.5,
+    'kdiff_ring_fill_ratio{ring="events"}': 0.75,
+    'kdiff_probe_cost_seconds{call="runtime"}': 1.5e-6,
+    'kdiff_probe_cost_seconds{call="driver"}': 9e-7,
+    "kdiff_added_seconds_total": 6.9e-6,
     "kdiff_executions_total": 11,
     'kdiff_device_windows_total{kind="opened"}': 4,
     'kdiff_device_windows_total{kind="skipped"}': 1,
@@ -167,12 +183,19 @@ def test_what_the_bound_allows_survives_an_outage_and_what_it_does_not_is_counte
         assert store("SELECT sum(launches) FROM kernel_minutes") == store(
             "SELECT countIf(kind != 'sync') FROM cuda_events"
         )
-        summary = Summary(events=7, launches=5, unresolved_launches=2, kernels=3, attached_probes=3, cpu_s=1.5)
+        summary = Summary(launches=5, unresolved_launches=2, kernels=3, attached_probes=3, cpu_s=1.5)
         summary.device.executions, summary.device.windows, summary.device.skipped = 11, 4, 1
+        summary.device.lost = 13
+        summary.services["a"] = ServiceCounts(7, dropped=Losses(17, 2), lost=Losses(3, 2, 0, 101))
+        summary.services[""] = ServiceCounts(orphaned=3, lost=Losses(other=5))
         summary.gpus.rows, summary.gpus.failed, summary.gpus.hung = 9, 2, 7
+        summary.ring_fill = {"events": Highest()}
+        summary.ring_fill["events"].see(0.75, 1.0)
+        summary.cost, summary.launches = ProbeCost(1500.0, 900.0), 0
+        summary.launched(np.array([API["cudaLaunchKernel"]] * 4 + [API["cuLaunchKernel"]]))
         keeper.process.stdin.write(json.dumps(of_summary(summary)) + "\n")
         keeper.process.stdin.flush()
-        eventually(lambda: b"kdiff_events_total 7.0" in metrics(port))
+        eventually(lambda: b'kdiff_events_total{service="a"} 7.0' in metrics(port))
         told = dict(line.rsplit(" ", 1) for line in metrics(port).decode().splitlines() if not line.startswith("#"))
         assert {name: float(told[name]) for name in told if name in EXPECTED} == EXPECTED
         assert 10e6 < float(told["kdiff_agent_resident_memory_bytes"]) < 4e9
@@ -243,8 +266,8 @@ def test_one_that_dies_is_started_again_and_never_waited_for(tmp_path: Path) -> 
         assert first
         os.kill(first, signal.SIGSTOP)
         began = time.monotonic()
-        for _ in range(3000):  # more than the pipe holds
-            keeping.tell({"events": 1, "padding": "x" * 100})
+        for _ in range(3000):  # more than the pipe holds, which takes some of a long line
+            keeping.tell({"events": 1, "padding": "x" * 50_000})
         assert time.monotonic() - began < 2
         os.kill(first, signal.SIGKILL)
         eventually(lambda: (keeping.tell({}), keeping.pid != first and keeping.pid != 0)[1])
@@ -252,6 +275,34 @@ def test_one_that_dies_is_started_again_and_never_waited_for(tmp_path: Path) -> 
     finally:
         keeping.end()
     assert keeping.pid == 0
+
+
+def test_figures_that_a_pipe_takes_in_parts_arrive_whole(tmp_path: Path) -> None:
+    """200 services are more than a write to a pipe passes on at once."""
+    port = free_port()
+    counts = {"events": 5, "lost": dict.fromkeys(("launches", "syncs", "other", "full_disk"), 11)}
+    services = {f"{number:0100d}": counts for number in range(1000)}
+    said: list[str] = []
+    keeping = Keeping(tmp_path, "", 1 << 30, f"127.0.0.1:{port}", said.append)
+    try:
+        keeping.tell({"services": services})
+        os.kill(keeping.pid, signal.SIGSTOP)
+        for _ in range(100):
+            keeping.tell({"services": services})
+        os.kill(keeping.pid, signal.SIGCONT)
+        for launches in range(100):
+            keeping.tell({"services": services, "launches": launches})
+            time.sleep(0.02)
+        eventually(lambda: (keeping.tell({"launches": 7}), b"kdiff_launches_total 7.0" in metrics(port))[1])
+        assert metrics(port).count(b"kdiff_events_total{") == 0
+        keeping.tell({"services": services})
+        eventually(lambda: (keeping.tell({"services": services}), b"kdiff_events_total{" in metrics(port))[1])
+        told = metrics(port)
+        assert told.count(b"kdiff_events_total{") == 1000
+        assert told.count(b"} 11.0") == 4000
+    finally:
+        keeping.end()
+    assert said == []
 
 
 @pytest.mark.parametrize(

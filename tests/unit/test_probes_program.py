@@ -27,7 +27,11 @@ def test_cookies_decode_to_what_was_put_in(tracing: Tracing) -> None:
     for number, point in enumerate(POINTS):
         api, kind, shape, sync, flags, role, *rest = apart(cookie(tracing, point))
         assert (api, kind, shape, sync) == (number, point.kind, point.shape, point.sync)
-        assert flags == (WireFlags.PER_THREAD if point.symbol.endswith("_ptsz") else 0)
+        stored = "Instantiate" in point.symbol or point.symbol.startswith(
+            ("cuGraphCreate", "cuGraphClone", "cuStreamEnd")
+        )
+        assert bool(flags & WireFlags.PER_THREAD) == point.symbol.endswith("_ptsz")
+        assert bool(flags & WireFlags.STORED) == stored
         assert bool(role & Role.RUNTIME) == point.symbol.startswith("cuda")
         assert bool(role & Role.RETURNS) == tracing.returns(point)
         assert rest == [0, 0]
@@ -61,6 +65,9 @@ def test_every_field_fits_its_byte() -> None:
         (Tracing(Layers.RUNTIME), "cuLaunchKernel", False, True),
         (Tracing(Layers.DRIVER), "cudaLaunchKernel", False, True),
         (Tracing(Layers.RUNTIME), "cuStreamBeginCapture", True, True),
+        (Tracing(Layers.RUNTIME), "cuEventRecord", True, True),
+        (Tracing(Layers.RUNTIME), "cuStreamWaitEvent", True, False),
+        (Tracing(launch_returns=False), "cuGraphInstantiateWithFlags", True, True),
         (Tracing(launch_returns=False), "cuLaunchKernel", True, False),
         (Tracing(launch_returns=False), "cudaGraphLaunch", True, False),
         (Tracing(launch_returns=False), "cuStreamSynchronize", True, True),
