@@ -13,7 +13,8 @@ TYPED := deploy/demo/demo.py tests/captures.py tests/conftest.py tests/server.py
     tests/standins/in_process.py tests/standins/building.py tests/standins/device_batches.py tests/unit/test_docs.py \
     tests/unit/test_packaging.py tests/unit/test_device_library_build.py tests/integration/test_demo.py \
     tests/integration/test_device_library.py tests/integration/test_device_profilers.py \
-    tests/integration/test_device_time.py
+    tests/integration/test_device_time.py tests/kills.py tests/bpf_objects.py tests/integration/test_kill_chaos.py \
+    tests/integration/test_losses.py tests/unit/test_probe_cost.py tests/unit/test_doctor_store.py
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,7 +32,7 @@ test: lint ## Lint, then run every test, those with probes one by one (root: rea
 	exit $$status
 
 bench: setup ## Measure what recording costs and how often verdicts are right (minutes; nothing else should run)
-	@set -e; for bench in tests/bench/bench_*.py tests/bench/chaos_ship.py; do echo "== $$bench"; $(BIN)/python "$$bench"; done
+	@set -e; for bench in tests/bench/bench_*.py tests/bench/chaos_*.py; do echo "== $$bench"; $(BIN)/python "$$bench"; done
 
 lint: setup ## Check style and types
 	@$(BIN)/ruff check .

@@ -43,6 +43,7 @@ from kdiff.agent.pairing import Pairing
 from kdiff.agent.ring import Ring
 from kdiff.agent.rows import Owner, RowMaker
 from kdiff.agent.segments import SegmentWriter
+from kdiff.agent.service_names import Services
 from kdiff.probes.points import POINTS
 from kdiff.probes.wire import EVENT, Kind, Sync
 from standins.standins import Standins, build
@@ -271,7 +272,9 @@ def stage_costs(count: int, per_pairing: int, per_read: int, per_segment: int) -
 
     names = {0x5500_0000_0000 + 0x200 * k: Kernel(f"kernel_{k}", f"kernel_{k}", "load") for k in range(64)}
     owner = Owner("bench", "", "GPU-0")
-    maker = RowMaker("bench", "host", lambda _pid, _generation, handle: names[handle], lambda _pid, _tid: owner)
+    maker = RowMaker(
+        Services("bench").periods, "host", lambda _pid, _generation, handle: names[handle], lambda _pid, _tid: owner
+    )
     pairing = Pairing()
     pairing.process_began(4242)
     with tempfile.TemporaryDirectory() as folder:
