@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from kdiff.agent.errors import AgentError
-from kdiff.probes.device_library import BASENAME, INJECTION, NAME, SETTING, DeviceLibraryError, library
+from kdiff.probes.device_library import BASENAME, BUDGET, INJECTION, NAME, SETTING, DeviceLibraryError, library
 
 _LENGTHS: Final = re.compile(r"(\d+)(ms|s)/(\d+)(ms|s)")
 _MS: Final = {"ms": 1, "s": 1000}
@@ -59,6 +59,7 @@ class DeviceOption:
             return environment
         if self.setting:
             environment[SETTING] = self.setting
+            environment.setdefault(BUDGET, "none")  # whoever says how dense windows shall be wants them so
         elif environment.get(SETTING) == "off":
             del environment[SETTING]
         return environment

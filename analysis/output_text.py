@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections import Counter
 
+from kdiff.analysis.counts import is_graph
 from kdiff.analysis.report import KernelReport, Measured, Report, WindowReport, quantile_name
 from kdiff.analysis.verdict import Verdict
 from kdiff.analysis.window import length_text, utc_short
@@ -231,6 +232,8 @@ def _compact(name: str, width: int, bare: bool, head_share: float | None) -> str
     text = whole = printable(name)
     if cells(text) <= width:
         return text
+    if is_graph(text):  # its number comes first
+        return shorten(text, width, 1.0)
     text = re.sub(r"^(?:static )?void ", "", text.replace("(anonymous namespace)::", ""))
     if text.endswith(")"):
         depth = 0

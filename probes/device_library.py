@@ -21,6 +21,7 @@ NAME: Final = "libkdiff-device.so"
 BASENAME: Final = "kdiff-device"  # in the file's name wherever it lies: by it the agent finds the library
 INJECTION: Final = "CUDA_INJECTION64_PATH"  # names the library to the CUDA driver
 SETTING: Final = "KDIFF_DEVICE_TIME"  # WINDOW_MS/PERIOD_MS, always or off
+BUDGET: Final = "KDIFF_DEVICE_BUDGET"  # a share of all time, or none
 _FLAGS: Final = (
     "-std=gnu11",
     "-D_GNU_SOURCE",

@@ -486,7 +486,10 @@ def test_the_environment_of_a_command(tmp_path: Path, monkeypatch: pytest.Monkey
     assert on.environment({"KDIFF_DEVICE_TIME": "off"}, said.append) == {"CUDA_INJECTION64_PATH": str(mine)}
     kept = {"KDIFF_DEVICE_TIME": "500/5000", "CUDA_INJECTION64_PATH": "/opt/libkdiff-device.so"}
     assert on.environment(kept, said.append) == kept
-    assert dense.environment(kept, said.append) == {**kept, "KDIFF_DEVICE_TIME": "200/2000"}
+    asked = {**kept, "KDIFF_DEVICE_TIME": "200/2000", "KDIFF_DEVICE_BUDGET": "none"}
+    assert dense.environment(kept, said.append) == asked
+    bounded = {**kept, "KDIFF_DEVICE_BUDGET": "2%"}
+    assert dense.environment(bounded, said.append) == {**asked, "KDIFF_DEVICE_BUDGET": "2%"}
     assert said == []
     other = {"CUDA_INJECTION64_PATH": "/opt/nsys/libToolsInjection64.so"}
     assert dense.environment(other, said.append) == other

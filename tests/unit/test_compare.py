@@ -517,6 +517,9 @@ def test_short_names_keep_what_tells_kernels_apart() -> None:
         "vectorized_elementwise_kernel<8, CUDAFu…r_add<BFloat16>, 3ul>",
         *names[3:],
     ]
+    graphs = ["(graph 0a1b2c3d: 12 x fused_gelu, 3 more)", "(graph 0a1b2c3e: 12 x fused_gelu, 3 more)"]
+    assert list(short_names(graphs, 30).values()) == [f"(graph 0a1b2c3{d}: 12 x fused_g…" for d in "de"]
+    assert list(short_names(graphs, 16).values()) == ["(graph 0a1b2c3d…", "(graph 0a1b2c3e…"]
     for width in (40, 30, 20):
         shown = short_names(names, width)
         assert len(set(shown.values())) == len(names)
