@@ -62,7 +62,9 @@ class Captures:
         left: NDArray[np.int64],
         launch: NDArray[np.bool_],
     ) -> tuple[NDArray[np.bool_], list[Made]]:
-        """Which launches were captured, from the begin's return to the end's entry, and the graphs that were made.
+        """Which launches and records of events were captured, and the graphs that were made.
+
+        Captured is from the begin's return to the end's entry.
 
         Takes the columns of EVENT records, streams by their one handle. `own`: which streams are their thread's own.
         """
@@ -120,7 +122,8 @@ class Captures:
                     whole = all(c.whole and c.origin == stream for c in captures)
                     made.append(Made(int(left[row]), pid, handle, nodes=tuple(nodes) if whole else ()))
             elif kind[row] == Kind.EVENT_RECORD:
-                if stream in self._open:
+                if stream in self._open and entered[row] >= self._open[stream].since:
+                    captured[row] = True
                     self._events[pid, handle] = self._open[stream].origin
                 else:
                     self._events.pop((pid, handle), None)

@@ -37,10 +37,15 @@ class EventRecords:
             self._last = self._last[:0] if 0 in pids else self._last[~np.isin(self._last["pid"], list(pids))]
 
     def resolve(
-        self, event: Columns, entered: NDArray[np.int64], left: NDArray[np.int64]
+        self,
+        event: Columns,
+        entered: NDArray[np.int64],
+        left: NDArray[np.int64],
+        captured: NDArray[np.bool_],
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Takes the columns of EVENT records in ring order, streams by their one handle.
 
+        `captured`: records of events that were captured, which take place when their graph runs, wherever that is.
         Returns the rows of the waits whose record is known, and when that record was entered. Their `stream` and `tid`
         are made those of the record.
         """
@@ -53,7 +58,7 @@ class EventRecords:
         fresh = np.zeros(len(recorded), _RECORD)
         for name in ("pid", "tid", "handle", "stream"):
             fresh[name] = event[name][recorded]
-        fresh["entered"], fresh["left"], fresh["sure"] = entered[recorded], left[recorded], True
+        fresh["entered"], fresh["left"], fresh["sure"] = entered[recorded], left[recorded], ~captured[recorded]
         records = np.concatenate([self._last, fresh])
         count = len(records)
         pids, of_pid = np.unique(np.concatenate([records["pid"], event["pid"][waits]]), return_inverse=True)

@@ -229,12 +229,17 @@ class Pairing:
         proved, by = launches[found], syncs[from_here[first[found]]]
         batch_of[proved] = by
         rows["completion_ns"][proved] = left[by] - entered[proved]
-        earliest = int(syncs[np.argmin(left[syncs])])
-        suspect = (not state.known or state.unproven) and left[earliest] <= drained_at
+        suspects: set[int] = set()
+        if not state.known or state.unproven:
+            # Up to the first to end of those that prove all of it each may share some of what is not seen any more.
+            ending = syncs[np.argsort(left[syncs], kind="stable")]
+            proving = np.flatnonzero(proves_from[ending] >= state.unproven)
+            ending = ending[: proving[0] + 1] if len(proving) else ending
+            suspects = {int(row) for row in ending if left[row] <= drained_at}
         state.known = True
         if state.unproven <= proves_from[syncs[-1]]:
             state.unproven = 0
-        return {earliest} if suspect else set()
+        return suspects
 
     def _first_device_syncs(self, event: Columns, left: NDArray[np.int64], sync: NDArray[np.bool_]) -> dict[int, int]:
         """By process the row of the device sync that ended first."""
@@ -276,7 +281,7 @@ class Pairing:
         of_event = np.zeros(len(rows), bool)
         if self._lost:
             self._records.forget(self._lost)
-        waits, recorded = self._records.resolve(event, entered, left)
+        waits, recorded = self._records.resolve(event, entered, left, rows["captured"])
         if self._lost:  # a record may be missing between any two
             sure = ~np.isin(event["pid"][waits], list(self._lost)) & (0 not in self._lost)
             waits, recorded = waits[sure], recorded[sure]

@@ -38,6 +38,7 @@ from kdiff.agent.segments import SegmentWriter, Spool
 from kdiff.agent.service_names import Services
 from kdiff.agent.signals import ENDING
 from kdiff.agent.targets import Targets, check_return_probes
+from kdiff.probes.program import Layers
 from kdiff.probes.wire import EVENT, Kind
 
 # The ring holds 190,000 events, which the fastest launching core fills in half a second: 20 ms leave room for a stall.
@@ -137,7 +138,10 @@ class Recorder:
                 self._host,
                 self._names.kernel,
                 self._owners.of,
-                lambda number: self._pairing.graphs.of(number, self._names.kernel),
+                # The runtime's layer alone does not see all that is captured.
+                (lambda _: None)
+                if options.tracing.layers is Layers.RUNTIME
+                else lambda number: self._pairing.graphs.of(number, self._names.kernel),
             )
             if options.gpu_samples:
                 self._sampler.begin(self._services.fixed, self._host)

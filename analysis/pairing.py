@@ -106,7 +106,8 @@ def show(name: str) -> str:
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     """A graph, whose name has those of kernels in it, only where the pattern begins as such names do."""
-    patterns = [pattern for pattern in patterns if is_graph(pattern)] if is_graph(name) else patterns
+    if is_graph(name):
+        patterns = [pattern for pattern in patterns if pattern.startswith("(graph")]
     return any(pattern in name or fnmatchcase(name, pattern) for pattern in patterns)
 
 

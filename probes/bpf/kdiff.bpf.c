@@ -230,7 +230,7 @@ int call_entry(struct pt_regs *ctx)
         __builtin_memset(e, 0, sizeof(*e));
         call->sp = sp;
         call->caller = LINK_REGISTER(ctx);
-        if ((role & ROLE_RUNTIME) && COOKIE_SHAPE(cookie) == SHAPE_LAUNCH_CONFIG)
+        if ((role & ROLE_RUNTIME) && (COOKIE_SHAPE(cookie) == SHAPE_LAUNCH_CONFIG || COOKIE_SHAPE(cookie) == SHAPE_GRAPH))
             call->caller = caller_of(sp, call->caller);
         call->in_runtime = role & ROLE_RUNTIME;
         e->timestamp_ns = bpf_ktime_get_ns();

@@ -278,6 +278,22 @@ def test_graph_launches_are_named_by_what_was_captured(tmp_path: Path, api: str)
     assert known["mangled_name"].startswith("graph:")
 
 
+@pytest.mark.parametrize("layer", ["both", "driver"])
+def test_graph_launches_without_returns(tmp_path: Path, layer: str) -> None:
+    run = workload("--kernel", "k1:5", "--graph", 12, "--launches", 211, "--api", "runtime", truth=tmp_path / "truth")
+    recording = record(tmp_path / "capture", run, "--no-return", "--layer", layer)
+    graphs = recording.events.query("kind == 'graph_launch'")
+    assert (len(graphs), recording.lost) == (211, 0)
+    assert set(graphs.api) == {"cudaGraphLaunch" if layer == "both" else "cuGraphLaunch"}
+    assert set(graphs.grid_x) == {12}
+
+
+def test_graphs_have_no_name_where_only_the_runtime_is_seen(tmp_path: Path) -> None:
+    load = ("--kernel", "k1:5", "--graph", 12, "--launches", 211, "--api", "mixed")
+    recording = record(tmp_path / "capture", workload(*load, truth=tmp_path / "truth"), "--layer", "runtime")
+    assert set(recording.events.query("kind == 'graph_launch'").kernel_name) == {""}
+
+
 def test_graph_launches_have_completions_of_their_own(tmp_path: Path) -> None:
     run = workload("--kernel", "k1:5", "--graph", 12, "--launches", 211, "--isolated", truth=tmp_path / "truth")
     recording = record(tmp_path / "capture", run)

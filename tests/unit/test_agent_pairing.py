@@ -78,6 +78,10 @@ def answers(rows: np.ndarray) -> dict[int, Answer]:
     return found
 
 
+def captured_launches(out: dict[int, Answer], calls: Sequence[Call]) -> list[int]:
+    return [call.entered for call in calls if call.launch and out[call.entered][2]]
+
+
 def fed(pairing: Pairing, chunks: Sequence[Sequence[Call]], now_ns: int = 0) -> dict[int, Answer]:
     out = [pairing.feed(records(chunk), now_ns) for chunk in chunks]
     out.append(pairing.feed(np.zeros(0, EVENT), now_ns, last=True))
@@ -102,11 +106,11 @@ def same_stream(launch: Call, other: Call, by_thread: bool) -> bool:
 
 
 def captures(calls: Sequence[Call], by_thread: bool) -> set[int]:
-    """Launches between the end of a successful begin of a capture and the start of its end."""
+    """Launches and records between the end of a successful begin of a capture and the start of its end."""
     found = set()
     marks = [c for c in calls if c.kind == Kind.CAPTURE_END or (c.kind == Kind.CAPTURE_BEGIN and c.status == 0)]
     for call in calls:
-        if not call.launch:
+        if not call.launch and (call.kind != Kind.EVENT_RECORD or call.status):
             continue
         before = [m for m in marks if same_stream(call, m, by_thread) and m.left <= call.entered]
         if before and max(before, key=lambda m: m.entered).kind == Kind.CAPTURE_BEGIN:
@@ -115,7 +119,7 @@ def captures(calls: Sequence[Call], by_thread: bool) -> set[int]:
 
 
 def record_of(sync: Call, calls: Sequence[Call]) -> Call | None:
-    """The last record of the event before the wait, if no other returns during it or the wait."""
+    """The last record of the event before the wait, unless captured or another returns during it or the wait."""
     records = [
         c
         for c in calls
@@ -125,6 +129,8 @@ def record_of(sync: Call, calls: Sequence[Call]) -> Call | None:
         return None
     last = max((r for r in records if r.left <= sync.entered), key=lambda r: r.left, default=None)
     if last is None or any(last.entered < r.left < last.left for r in records):
+        return None
+    if last.entered in captures(calls, by_thread=False):
         return None
     return last
 
@@ -550,6 +556,21 @@ def test_a_wait_for_an_event_proves_nothing_where_its_record_is_in_doubt() -> No
         assert answers(out)[10] == (0, 0, False)
 
 
+def test_an_event_that_was_captured_says_nothing_of_its_stream() -> None:
+    begin, end = Call(Kind.CAPTURE_BEGIN, 10, 12), Call(Kind.CAPTURE_END, 60, 61)
+    calls = [launch(5), begin, record(20, 31), end, event_sync(80, 31), stream_sync(90)]
+    for chunks in ([calls], [[c] for c in calls]):
+        assert fed(pairing_for([1]), chunks)[5] == (90, 1, False)
+
+
+def test_no_sync_before_the_one_that_proves_what_was_given_up_is_of_one_launch() -> None:
+    pairing = Pairing(patience_ns=100)
+    pairing.process_began(1)
+    pairing.feed(records([launch(5), stream_sync(10), record(20, 31), launch(30)]), 500)
+    out = pairing.feed(records([launch(600), event_sync(610, 31), stream_sync(630)]), 640, last=True)
+    assert answers(out)[600] == (35, 0, False)
+
+
 def test_what_was_given_up_after_the_record_shares_the_next_sync_still() -> None:
     pairing = Pairing(patience_ns=100)
     pairing.process_began(1)
@@ -573,7 +594,7 @@ def test_streams_that_join_a_capture_are_captured_until_it_ends() -> None:
     ]
     for chunks in ([calls], [[c] for c in calls]):
         out = fed(pairing_for([1]), chunks)
-        assert [at for at, (_, _, captured) in out.items() if captured] == [30, 50, 70]
+        assert captured_launches(out, calls) == [30, 50, 70]
         assert out[14] == (100, 3, False)
         assert out[35] == (78, 2, False)
         assert out[90] == (21, 1, False)
@@ -593,7 +614,7 @@ def test_a_capture_is_ended_on_the_stream_where_it_began_only() -> None:
     calls = [begin, record(20, 31), wait(25, 31, stream=9), elsewhere, launch(40, stream=9), launch(45), end]
     for chunks in ([calls], [[c] for c in calls]):
         out = fed(pairing_for([1]), chunks)
-        assert [at for at, (_, _, captured) in out.items() if captured] == [40, 45]
+        assert captured_launches(out, calls) == [40, 45]
 
 
 def test_a_capture_begins_anew_where_the_end_of_one_before_was_lost() -> None:
@@ -602,7 +623,7 @@ def test_a_capture_begins_anew_where_the_end_of_one_before_was_lost() -> None:
     calls += [launch(55, stream=9), Call(Kind.CAPTURE_END, 60, 61), launch(70), stream_sync(80)]
     for chunks in ([calls], [[c] for c in calls]):
         out = fed(pairing_for([1]), chunks)
-        assert [at for at, (_, _, captured) in out.items() if captured] == [20, 35, 50]
+        assert captured_launches(out, calls) == [20, 35, 50]
 
 
 def test_the_legacy_stream_joins_no_capture() -> None:
