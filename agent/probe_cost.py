@@ -77,7 +77,7 @@ def measure(program: Program, tracing: Tracing) -> ProbeCost | None:
                 program.detach()
                 for ring in rings_of(program, tracing).values():  # some 12,000 events are nobody's
                     ring.read()
-    except (OSError, AgentError, ValueError, KeyError):
+    except (OSError, AgentError, ValueError, KeyError, RuntimeError):  # the latter: no thread may be started
         return None
 
 
@@ -95,7 +95,7 @@ def _point(symbol: str) -> Point:
 
 
 def _cost(path: str, offset: int) -> float:
-    """CPU ns of one call. Raises OSError, ValueError."""
+    """CPU ns of one call. Raises OSError, ValueError, RuntimeError."""
     function = BASE + START + offset
     costs = [(_used_ns(path, _LONG, function) - _used_ns(path, _SHORT, function)) for _ in range(_TURNS)]
     return max(0.0, statistics.median(costs) / (_LONG - _SHORT))
@@ -105,14 +105,18 @@ def _used_ns(path: str, count: int, function: int) -> float:
     child = subprocess.Popen([path], stdin=subprocess.PIPE, bufsize=0)
     assert child.stdin is not None
     hanging = threading.Timer(_LIMIT_S, child.kill)
-    hanging.start()
     try:
+        hanging.start()
         child.stdin.write(struct.pack("<QQ", count, function))
         child.stdin.close()
         _, status, used = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
     finally:
         hanging.cancel()
+        if child.returncode is None:
+            child.stdin.close()
+            child.kill()
+            child.wait()
     if child.returncode:  # a return probe under a seccomp filter, say
         raise ValueError(f"it ended with {child.returncode}")
     return (used.ru_utime + used.ru_stime) * 1e9

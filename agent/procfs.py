@@ -56,6 +56,11 @@ def _other_threads(pid: int) -> Iterator[int]:
         return
 
 
+def speaker(pid: int) -> int:
+    """The thread whose files tell of the program: the first, or, where that has ended before others, one of those."""
+    return next(_other_threads(pid), pid)
+
+
 def file_mappings(pid: int) -> list[Mapping]:
     """What a process maps of files; [] when it is gone or hidden."""
     text = maps(pid)

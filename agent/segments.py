@@ -101,7 +101,10 @@ def hold(directory: Path) -> int:
     Two recordings of one program at a time would count each launch twice. What one that was killed left half written
     goes.
     """
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise AgentError(f"{directory} cannot be read ({error.strerror}): name another directory with -o") from error
     until = time.monotonic() + _PATIENCE_S
     while not lock(fd):
         if time.monotonic() > until:

@@ -25,15 +25,16 @@ Period = tuple[int, str]  # since when, Unix ns, and the name
 
 def facts_of(pid: int) -> Facts:
     """What /proc tells of a process now; what cannot be read is left out."""
-    cgroups = procfs.cgroups(pid)
-    family = [pid, *_ancestors(pid, cgroups)]
+    own = procfs.speaker(pid)
+    cgroups = procfs.cgroups(own)
+    family = [own, *_ancestors(pid, cgroups)]
     read = (procfs.environment(member, ENVIRONMENT) for member in family)
     return Facts(
         cgroups,
         next((found for found in read if found is not None), {}),
         [Program(os.path.basename(procfs.executable(member)), procfs.arguments(member)) for member in family],
         _names_of_host(),
-        procfs.own_hostname(pid),
+        procfs.own_hostname(own),
     )
 
 

@@ -47,7 +47,8 @@ def migrate_command(
     with interruptible(), closing(connect(address, database="")) as client, explained(address):
         applied = migrations.applied_versions(client, address.database)
         if dry_run:
-            text = _planned(migrations.plan(address.database, keep[0], applied, *keep[1:]))
+            there = migrations.retention(client, address.database)
+            text = _planned(migrations.plan(address.database, keep[0], applied, *keep[1:], there))
         else:
             versions = migrations.migrate(client, address.database, *keep)
     changed = bool(applied) and (raw_days, rollup_days) != (None, None)

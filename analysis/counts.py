@@ -37,8 +37,8 @@ class Counts:
     completions: int = 0
     isolated: int = 0
     timed: int = 0
-    isolated_ns: int = 0
-    launch_ns: int = 0
+    isolated_ns: float = 0.0
+    launch_ns: float = 0.0
     executions: int = 0
     in_graphs: int = 0
     device_runs: float = 0.0

@@ -101,16 +101,18 @@ def plan(
     applied: Sequence[int] = (),
     raw_days: int | None = None,
     rollup_days: int | None = None,
+    there: tuple[int | None, int | None] = (None, None),
 ) -> list[Statement]:
     """The statements that bring `database` up to date where the versions in `applied` are there.
 
-    `raw_days`, `rollup_days`: how long rows are kept; None leaves what is set, or 7 days and 13 months in new tables.
-    Raises StoreError.
+    `raw_days`, `rollup_days`: how long rows are kept; None leaves what is set, and keeps new tables for as long as
+    those that are `there`, else for 7 days and 13 months. Raises StoreError.
     """
     for days in (raw_days, rollup_days):
         if days is not None and not 1 <= days <= 36_500:
             raise StoreError(f"rows cannot be kept for {days} days: give 1 to 36500")
-    keep = (raw_days or RAW_DAYS, rollup_days or ROLLUP_DAYS)
+    kept = there if applied else (None, None)  # what a first run that was cut short left tells of no choice
+    keep = (raw_days or kept[0] or RAW_DAYS, rollup_days or kept[1] or ROLLUP_DAYS)
     if keep[0] > keep[1] and (not applied or None not in (raw_days, rollup_days)):
         # Long windows are judged by roll-ups: of rows that have none they would say nothing.
         raise StoreError(f"roll-ups for {keep[1]} days and rows for {keep[0]}: keep roll-ups for as long as rows")
@@ -146,9 +148,10 @@ def migrate(
     applied = _applied(client, database)
     _verify(applied)
     _require_own(client, database)
+    there = retention(client, database)
     before = client.database
     try:
-        for statement in plan(database, cluster, tuple(applied), raw_days, rollup_days):
+        for statement in plan(database, cluster, tuple(applied), raw_days, rollup_days, there):
             client.database = database if statement.in_database else None
             _run(client, statement.sql)
     finally:
@@ -161,6 +164,17 @@ def applied_versions(client: Any, database: str) -> list[int]:
     found = _applied(client, database)
     _verify(found)
     return sorted(found)
+
+
+def retention(client: Any, database: str) -> tuple[int | None, int | None]:
+    """For how many days events and agents' accounts are kept; None where there is no such table, or no such time."""
+    rows = client.query(
+        "SELECT name, toUInt32OrZero(extract(engine_full, 'toIntervalDay[(]([0-9]+)[)]')) FROM system.tables "
+        "WHERE database = {database:String}",
+        parameters={"database": database},
+    ).result_rows
+    days = {name.removesuffix("_local"): int(found) for name, found in rows if found}
+    return days.get("cuda_events"), days.get("agent_health")
 
 
 def check(client: Any) -> None:

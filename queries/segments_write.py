@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kdiff.queries.locks import lock
+from kdiff.queries.shipping_notes import OWN_NAME
 from kdiff.queries.tables import NULLABLE, TABLES
 
 _COMPRESSION_LEVEL: Final = 3
@@ -75,11 +77,17 @@ def replacing(path: Path, exclusive: bool = False) -> Iterator[IO[bytes]]:
 
 
 def remove_torn(root: Path) -> None:
-    """Removes what writers of a capture that were killed have left half written; what is being written stays."""
+    """Removes what writers of a capture that were killed have left half written; what is being written stays.
+
+    So does what is not named as recordings name segments, or is no regular file: it is somebody else's.
+    """
     for torn in (path for table in TABLES for path in (root / table).glob(".*.parquet.tmp")):
+        if OWN_NAME.fullmatch(torn.name[1:].removesuffix(".tmp")) is None:
+            continue
         with contextlib.suppress(OSError):
-            age_s = time.time() - torn.stat().st_mtime
-            if age_s > _BEGUN_WITHIN_S and _is_abandoned(torn, age_s):
+            found = torn.lstat()
+            age_s = time.time() - found.st_mtime
+            if stat.S_ISREG(found.st_mode) and age_s > _BEGUN_WITHIN_S and _is_abandoned(torn, age_s):
                 torn.unlink()
 
 

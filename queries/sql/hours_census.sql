@@ -1,4 +1,5 @@
 -- As census, from the roll-ups of whole hours.
+-- Nanoseconds of a fleet's month do not fit into 64 bits.
 SELECT
     kind,
     kernel_name,
@@ -10,8 +11,8 @@ SELECT
     sum(hours.completions) AS completions,
     sum(hours.isolated) AS isolated,
     sum(hours.timed) AS timed,
-    sum(hours.isolated_ns) AS isolated_ns,
-    sum(hours.launch_ns) AS launch_ns
+    toFloat64(sum(toInt128(hours.isolated_ns))) AS isolated_ns,
+    toFloat64(sum(toInt128(hours.launch_ns))) AS launch_ns
 FROM kernel_hours AS hours
 WHERE kind IN ('launch', 'graph_launch')
     AND hour >= toDateTime(intDiv({from_ns:Int64}, 1000000000), 'UTC')

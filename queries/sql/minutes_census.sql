@@ -1,4 +1,5 @@
 -- As census, from the roll-ups of whole minutes.
+-- Nanoseconds of a fleet's month do not fit into 64 bits.
 SELECT
     kind,
     kernel_name,
@@ -10,8 +11,8 @@ SELECT
     sum(minutes.completions) AS completions,
     sum(minutes.isolated) AS isolated,
     sum(minutes.timed) AS timed,
-    sum(minutes.isolated_ns) AS isolated_ns,
-    sum(minutes.launch_ns) AS launch_ns
+    toFloat64(sum(toInt128(minutes.isolated_ns))) AS isolated_ns,
+    toFloat64(sum(toInt128(minutes.launch_ns))) AS launch_ns
 FROM kernel_totals AS minutes
 WHERE kind IN ('launch', 'graph_launch')
     AND minute >= toDateTime(intDiv({from_ns:Int64}, 1000000000), 'UTC')

@@ -1,14 +1,15 @@
 -- As kernels_between, from the roll-ups of whole minutes, without p99: the reader takes it from the bins. Kernels of which
 -- no launch ran are left out as there; first and last are those of all launches.
+-- Nanoseconds of a fleet's month do not fit into 64 bits.
 SELECT
     kernel_name,
     cityHash64(kernel_name) AS kernel_key,
     sum(totals.launches) AS launches,
     sum(totals.completions) AS completions,
-    if(completions = 0, NULL, sum(totals.completion_ns) / completions) AS completion_avg_ns,
+    if(completions = 0, NULL, toFloat64(sum(toInt128(totals.completion_ns))) / completions) AS completion_avg_ns,
     sum(totals.executions) AS executions,
     if(executions = 0, NULL, device_total_ns / executions) AS device_avg_ns,
-    sum(totals.device_ns) AS device_total_ns,
+    toFloat64(sum(toInt128(totals.device_ns))) AS device_total_ns,
     min(totals.first_ns) AS first_ns,
     max(totals.last_ns) AS last_ns
 FROM

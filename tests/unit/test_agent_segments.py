@@ -285,27 +285,41 @@ def aged(path: Path, seconds: float = 2.0) -> Path:
     return path
 
 
+def own_torn(folder: Path, number: int) -> Path:
+    """Where a recording has a segment half written."""
+    return folder / f".host-1-0123abcd-17-{number:08d}.parquet.tmp"
+
+
 def test_what_killed_writers_left_is_removed_and_what_is_being_written_stays(tmp_path: Path) -> None:
     folder = tmp_path / "cuda_events"
     folder.mkdir()
-    killed, fresh, pipe = (folder / f".{name}.parquet.tmp" for name in ("killed", "fresh", "pipe"))
+    killed, fresh, pipe, link = (own_torn(folder, number) for number in range(4))
     killed.write_bytes(b"x")
     fresh.write_bytes(b"x")
-    os.mkfifo(pipe)
     (tmp_path / "src").mkdir()
-    foreign = [tmp_path / "src" / ".a.parquet.tmp", folder / ".b.tmp", tmp_path / ".c.parquet.tmp"]
+    foreign = [
+        own_torn(tmp_path / "src", 0),
+        own_torn(tmp_path, 1),
+        folder / ".b.tmp",
+        folder / ".results.parquet.tmp",
+        folder / ".run-0123abcd-1.parquet.tmp",
+    ]
     for path in foreign:
         path.touch()
+    os.mkfifo(pipe)
+    link.symlink_to(foreign[0])
     whole = writer(tmp_path).write("cuda_events", rows())
-    with replacing(folder / "slow.parquet") as file:
+    slow = own_torn(folder, 4)
+    with replacing(folder / slow.name[1:].removesuffix(".tmp")) as file:
         file.write(b"x")
         file.flush()
-        for path in (killed, pipe, whole, folder / ".slow.parquet.tmp", *foreign):
+        for path in (killed, pipe, whole, slow, *foreign):
             aged(path, 1e6)
         remove_torn(tmp_path)
-    assert all(path.exists() for path in foreign), "of whoever has files there"
-    names = {path.name for path in folder.iterdir()}
-    assert names == {".b.tmp", ".fresh.parquet.tmp", whole.name, "slow.parquet"}
+    stay = [*foreign, fresh, pipe, link]
+    assert [path for path in stay if not os.path.lexists(path)] == [], "of whoever has files there"
+    names = {path.name for path in folder.iterdir()} - {path.name for path in stay}
+    assert names == {whole.name, slow.name[1:].removesuffix(".tmp")}
 
 
 def test_on_a_file_system_without_locks_half_files_stay_for_an_hour(
@@ -316,7 +330,7 @@ def test_on_a_file_system_without_locks_half_files_stay_for_an_hour(
 
     monkeypatch.setattr(segments_write.fcntl, "flock", flock)
     (tmp_path / "kernels").mkdir()
-    old, recent = tmp_path / "kernels" / ".old.parquet.tmp", tmp_path / "kernels" / ".recent.parquet.tmp"
+    old, recent = (own_torn(tmp_path / "kernels", number) for number in range(2))
     for path, seconds in ((old, 3601), (recent, 3500)):
         path.touch()
         aged(path, seconds)
@@ -326,11 +340,16 @@ def test_on_a_file_system_without_locks_half_files_stay_for_an_hour(
 
 def test_a_recording_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     (tmp_path / "kernels").mkdir()
-    aged_path = tmp_path / "kernels" / ".a.parquet.tmp"
+    aged_path = own_torn(tmp_path / "kernels", 0)
     aged_path.touch()
     aged(aged_path)
     os.close(hold(tmp_path))
     assert list((tmp_path / "kernels").iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_opened_is_said(tmp_path: Path) -> None:
+    with pytest.raises(AgentError, match=r"gone cannot be read \(No such file or directory\): name another directory"):
+        hold(tmp_path / "gone")
 
 
 def test_a_killed_recordings_descriptor_in_a_process_that_it_was_starting_is_waited_for(tmp_path: Path) -> None:

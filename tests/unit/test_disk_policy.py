@@ -174,7 +174,7 @@ def test_a_torn_segment_and_a_torn_note_are_no_obstacle(spool: Spool) -> None:
     (spool.root / "cuda_events" / "torn.parquet").write_bytes(b"torn" * 100)
     (spool.root / ".shedding").write_text("{")
     (spool.root / ".shipped").write_bytes(b"?a\n+b/c/d\n\xff\n+" + os.urandom(20))
-    old, fresh = spool.root / "kernels" / ".a.parquet.tmp", spool.root / "kernels" / ".b.parquet.tmp"
+    old, fresh = (spool.root / "kernels" / f".host-1-0123abcd-17-{number:08d}.parquet.tmp" for number in range(2))
     for path in (old, fresh):
         path.write_bytes(b"x")
     os.utime(old, (1, 1))

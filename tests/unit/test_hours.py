@@ -432,6 +432,32 @@ def test_a_batch_that_is_sent_again_is_in_the_hours_once(own_database: Address, 
         assert client.query("SELECT sum(events), sum(covered_ns) FROM health_hours").first_row == (360_000, HOUR_NS)
 
 
+def test_the_time_of_a_fleet_in_a_month_is_not_too_long(own_database: Address) -> None:
+    """8,000 GPUs that are busy half of the time: 2e19 ns and more are counted of all of them."""
+    loaded.load(own_database)
+    hour_ns = 8_000 * HOUR_NS // 2
+    first = HOURS.from_ns // SECOND
+    with connect(own_database) as client:
+        for kind, its in (("launch", ("isolated_ns", "launch_ns", "completion_ns")), ("device", ("device_ns",))):
+            names = f"minute, kind, kernel_name, launches, executions, completions, ran, {', '.join(its)}"
+            client.command(
+                f"INSERT INTO kernel_totals ({names}) "
+                f"SELECT {first} + 3600 * number, '{kind}', 'k', 5, 5, 5, 5{f', {hour_ns}' * len(its)} "
+                "FROM numbers(1440)"
+            )
+    window = Window(HOURS.from_ns, HOURS.from_ns + 1_440 * HOUR_NS)
+    whole = 1_440 * hour_ns
+    assert whole > 2**64
+    with ServerStore(own_database) as store:
+        for evidence in (Evidence(store, window), by_minutes(store, window)):
+            counts = evidence.census()["k"]
+            assert (counts.isolated_ns, counts.launch_ns) == (whole, whole)
+        assert Evidence(store, window).census()["k"].device_ns == whole
+        (row,) = Evidence(store, window).query("minutes_kernels_between").to_pylist()
+        assert row["device_total_ns"] == whole
+        assert row["completion_avg_ns"] == hour_ns / 5
+
+
 def test_a_service_that_was_quiet_was_recorded_where_agents_say_so(own_database: Address, capture: Path) -> None:
     """No account names it: those of no service do."""
     loaded.load(own_database, capture)

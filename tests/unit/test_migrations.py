@@ -148,6 +148,30 @@ def test_how_long_rows_are_kept_can_be_set_and_changed(engine: Any, database: st
         migrations.migrate(engine, database, raw_days=0)
 
 
+def test_tables_of_an_upgrade_keep_rows_for_as_long_as_those_that_are_there(
+    engine: Any, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hours that go before the minutes, or stay when these had to go, are of other windows than was asked for."""
+    every = migrations.migrations()
+    with monkeypatch.context() as patch:
+        patch.setattr(migrations, "migrations", lambda: every[:5])
+        migrations.migrate(engine, database)
+    engine.database = database
+    try:
+        engine.command("ALTER TABLE cuda_events MODIFY TTL toDate(timestamp_ns) + INTERVAL 3 DAY")
+        engine.command("ALTER TABLE agent_health MODIFY TTL toDate(from_ns) + INTERVAL 1000 DAY")
+        assert migrations.retention(engine, database) == (3, 1000)
+        assert migrations.migrate(engine, database) == [6, 7]
+        tables = "SELECT name, engine_full FROM system.tables WHERE database = currentDatabase()"
+        found = {name: re.search(r"toIntervalDay\((\d+)\)", full) for name, full in engine.query(tables).result_rows}
+        kept = {name: days[1] for name, days in found.items() if days}
+    finally:
+        engine.database = None
+    assert kept["gpu_samples"] == "3"
+    assert {kept[table] for table, column in ROLLUPS.items() if column == "hour"} == {"1000"}
+    assert kept["kernel_minutes"] == "396"  # what is there is left
+
+
 def test_the_statements_for_a_cluster_are_sql(engine: Any) -> None:
     """They need a cluster to run, but the engine reads them."""
     statements = [statement.sql for statement in migrations.plan("kdiff", "main's", raw_days=3)]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
+import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,6 +113,27 @@ def test_a_program_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(ValueError, match="it ended with -9"):
         probe_cost._used_ns(str(hanging), 1, 1)
     assert subprocess.run(["true"], check=False).returncode == 0
+
+
+def test_where_no_thread_may_be_started_it_is_not_measured_and_the_program_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Kept(subprocess.Popen[bytes]):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            started.append(self)
+
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(subprocess, "Popen", Kept)
+    monkeypatch.setattr(threading.Timer, "start", refuse)
+    monkeypatch.setattr(probe_cost, "_attach", lambda *_: None)
+    monkeypatch.setattr(probe_cost, "rings_of", lambda *_: {})
+    assert measure(SimpleNamespace(detach=lambda: None), Tracing()) is None  # type: ignore[arg-type]
+    assert [child.returncode for child in started] == [-signal.SIGKILL]
 
 
 def test_the_highest_is_of_a_minute_or_two() -> None:

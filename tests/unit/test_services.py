@@ -357,6 +357,15 @@ def test_a_process_that_wrote_its_title_over_its_environment_is_what_its_parent_
         os.kill(int(child), 9)
 
 
+def test_a_process_whose_first_thread_has_ended_is_what_its_others_say() -> None:
+    end_first = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(60,)).start()"
+    code = f"{end_first}; print('up', flush=True); ctypes.CDLL(None).pthread_exit(None)"
+    with started(sys.executable, "-c", code, env={"KDIFF_SERVICE": "chat"}) as pid:
+        while (found := procfs.stat(pid)) is not None and found.state != "Z":
+            time.sleep(0.01)
+        assert service_of(facts_of(pid)) == "chat"
+
+
 def test_a_process_that_is_gone() -> None:
     with subprocess.Popen(["true"]) as ended:
         ended.wait()
