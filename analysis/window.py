@@ -105,9 +105,9 @@ def utc_short(time_ns: int) -> str:
 
 def length_text(length_ns: int) -> str:
     """15m, 1h30m, 22.5s, 1d2h, 500ms; at most two units."""
-    if length_ns < NS:
-        size, unit = next((s, u) for s, u in ((1_000_000, "ms"), (1_000, "us"), (1, "ns")) if length_ns >= s or s == 1)
-        return f"{length_ns / size:.3g}{unit}"
+    for size, unit in ((1, "ns"), (1_000, "us"), (1_000_000, "ms")):
+        if length_ns / size < 999.5:  # not rounded to 1000
+            return f"{length_ns / size:.3g}{unit}"
     if length_ns < 60 * NS:
         return f"{length_ns / NS:.3g}s"
     rest = round(length_ns / NS)

@@ -206,6 +206,10 @@ def test_length_text_is_short_and_never_zero(ns: int) -> None:
         (90 * 60 * NS, "1h30m"),
         (26 * HOUR, "1d2h"),
         (500_000_000, "500ms"),
+        (999_500, "1ms"),
+        (999_499, "999us"),
+        (999_500_000, "1s"),
+        (1, "1ns"),
     ],
 )
 def test_length_text(ns: int, text: str) -> None:
