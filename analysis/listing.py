@@ -86,7 +86,7 @@ def as_table(found: Listing, width: int) -> str:
         found.store,
         f"{utc_short(found.window.from_ns)} .. {utc_short(found.window.to_ns)} ({length_text(found.window.length_ns)})",
         f"{sum(r['launches'] for r in found.rows):,} launches of {len(found.rows)} {noun}, "
-        + ("loss not known" if loss is None else f"lost {found.recording.lost:,} ({100 * loss:.2g}%)")
+        + ("loss not known" if loss is None else f"lost {found.recording.lost:,} ({text.two_digits(loss)})")
         + f", recorded {100 * found.recording.coverage:.0f}%"
         + (f", {executions:,} timed on the device" if executions else ""),
     ]

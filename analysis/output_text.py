@@ -49,6 +49,12 @@ def duration(ns: float | None) -> str:
     raise AssertionError
 
 
+def two_digits(share: float) -> str:
+    """A share in percent, however small it is: 0%, 0.0021%, 12%, 100%."""
+    percent = 100 * share
+    return f"{percent:.2g}%" if percent < 99.5 else f"{percent:.0f}%"  # not 1e+02
+
+
 def change(ratio: float | None) -> str:
     """+24.3%, or x12.5 where a percentage would no longer be read; - where there is none."""
     if ratio is None or math.isnan(ratio):
@@ -138,8 +144,8 @@ def window_facts(window: WindowReport) -> str:
     if window.device and window.device.windows:
         parts.append(f"device time known for {_percent(window.device.coverage)} of the window")
         if window.device.loss:
-            parts.append(f"device loss {100 * window.device.loss:.2g}%")
-    parts.append("loss not known" if window.loss is None else f"loss {100 * window.loss:.2g}%")
+            parts.append(f"device loss {two_digits(window.device.loss)}")
+    parts.append("loss not known" if window.loss is None else f"loss {two_digits(window.loss)}")
     parts.append(f"recorded {100 * window.coverage:.0f}%")
     return ", ".join(parts)
 

@@ -505,6 +505,13 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Report:
     return capture.compare()
 
 
+def test_shares_have_two_digits() -> None:
+    from kdiff.analysis.output_text import two_digits
+
+    shares = (0, 0.0000213, 0.0123, 0.5, 0.994, 0.9951, 1)
+    assert [two_digits(share) for share in shares] == ["0%", "0.0021%", "1.2%", "50%", "99%", "100%", "100%"]
+
+
 def test_short_names_keep_what_tells_kernels_apart() -> None:
     from kdiff.analysis.output_text import short_names
 
