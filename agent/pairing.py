@@ -149,13 +149,15 @@ class Pairing:
         self._pending = chosen(rows, ~done)
         return self._with_ended(chosen(rows, done))
 
+    def _in_doubt(self, pids: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Which of these are processes whose events were lost."""
+        return np.full(len(pids), True) if 0 in self._lost else np.isin(pids, list(self._lost))
+
     def _forget_lost(self, rows: NDArray[np.void], event: Columns, proven: NDArray[np.bool_]) -> None:
         """Claims nothing more of what launches share a sync in the processes whose events were lost."""
         of_any = 0 in self._lost
         theirs = proven | (event["kind"] == Kind.SYNC)
-        if not of_any:
-            theirs &= np.isin(event["pid"], list(self._lost))
-        rows["batch_launches"][theirs] = 0
+        rows["batch_launches"][theirs & self._in_doubt(event["pid"])] = 0
         self._known_processes -= self._known_processes if of_any else self._lost
         for stream, state in self._streams.items():
             if of_any or stream[0] in self._lost:
@@ -283,7 +285,7 @@ class Pairing:
             self._records.forget(self._lost)
         waits, recorded = self._records.resolve(event, entered, left, rows["captured"])
         if self._lost:  # a record may be missing between any two
-            sure = ~np.isin(event["pid"][waits], list(self._lost)) & (0 not in self._lost)
+            sure = ~self._in_doubt(event["pid"][waits])
             waits, recorded = waits[sure], recorded[sure]
             self._records.forget(self._lost)
         if not len(waits):
