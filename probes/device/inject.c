@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "clock.h"
+#include "driver.h"
 #include "handover.h"
 #include "hooks.h"
 #include "settled.h"
@@ -146,23 +147,16 @@ static void turn_off(const char *format, ...)
 /* The GPUs as this process numbers them: not all are visible to it. */
 static void hand_over_devices(void)
 {
-    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-    if (!driver)
-        return;
-    int (*get_count)(int *) = (int (*)(int *))dlsym(driver, "cuDeviceGetCount");
-    int (*get_device)(int *, int) = (int (*)(int *, int))dlsym(driver, "cuDeviceGet");
-    int (*get_uuid)(u8 *, int) = (int (*)(u8 *, int))dlsym(driver, "cuDeviceGetUuid_v2");
-    if (!get_uuid)
-        get_uuid = (int (*)(u8 *, int))dlsym(driver, "cuDeviceGetUuid");
+    const struct driver *cuda = driver();
     int count = 0;
-    if (get_count && get_device && get_uuid && get_count(&count) == 0)
-        for (int i = 0; i < count && i < 64; i++) {
-            int device;
-            u8 uuid[16];
-            if (get_device(&device, i) == 0 && get_uuid(uuid, device) == 0)
-                handover_device((u32)i, uuid);
-        }
-    dlclose(driver);
+    if (!cuda || cuda->get_count(&count) != 0)
+        return;
+    for (int i = 0; i < count && i < MOST_DEVICES; i++) {
+        int device;
+        u8 uuid[16];
+        if (cuda->get_device(&device, i) == 0 && cuda->get_uuid(uuid, device) == 0)
+            handover_device((u32)i, uuid);
+    }
 }
 
 /* Looks anew each time: the program's own may have been loaded since. */

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "settled.h"
 
-#include <dlfcn.h>
-
 #include "clock.h"
+#include "driver.h"
 #include "hooks.h"
 
 /*
@@ -14,44 +13,21 @@
  * loaded: each CUDA runtime linked into one calls cuInit again. Nor soon after another user's calls of CUPTI: it may be
  * about to make the next one.
  */
-enum {
-    UNSEEN = 30, /* times `settle_ms` after which a program may have contexts of its own making: no call tells */
-    MOST_DEVICES = 64,
-};
-
-static struct {
-    int (*init)(u32);
-    int (*get_count)(int *);
-    int (*get_device)(int *, int);
-    int (*get_state)(int, u32 *, int *);
-} driver;
+enum { UNSEEN = 30 /* times `settle_ms` after which a program may have contexts of its own making: no call tells */ };
 
 static u64 initialised_ms, context_ms, active; /* `active`: a bit for each device whose primary context is there */
 
-static bool find_driver(void)
-{
-    void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-    if (!library)
-        return false;
-    driver.init = (int (*)(u32))dlsym(library, "cuInit");
-    driver.get_count = (int (*)(int *))dlsym(library, "cuDeviceGetCount");
-    driver.get_device = (int (*)(int *, int))dlsym(library, "cuDeviceGet");
-    driver.get_state = (int (*)(int, u32 *, int *))dlsym(library, "cuDevicePrimaryCtxGetState");
-    dlclose(library);
-    return driver.init && driver.get_count && driver.get_device && driver.get_state;
-}
-
-static void look_at_contexts(void)
+static void look_at_contexts(const struct driver *cuda)
 {
     int count = 0;
-    if (driver.get_count(&count) != 0)
+    if (cuda->get_count(&count) != 0)
         return;
     for (int i = 0; i < count && i < MOST_DEVICES; i++) {
         int device, is_active = 0;
         u32 flags;
-        if (active >> i & 1 || driver.get_device(&device, i) != 0)
+        if (active >> i & 1 || cuda->get_device(&device, i) != 0)
             continue;
-        if (driver.get_state(device, &flags, &is_active) == 0 && is_active) {
+        if (cuda->get_primary_context(device, &flags, &is_active) == 0 && is_active) {
             active |= 1ull << i;
             context_ms = now_ms();
         }
@@ -60,13 +36,14 @@ static void look_at_contexts(void)
 
 bool settled(u64 settle_ms)
 {
+    const struct driver *cuda = driver();
+    if (!cuda)
+        return false;
     if (!initialised_ms) {
-        if (!find_driver())
-            return false;
-        driver.init(0); /* waits for one that is under way */
+        cuda->init(0); /* waits for one that is under way */
         initialised_ms = now_ms();
     }
-    look_at_contexts();
+    look_at_contexts(cuda);
     u64 now = now_ms();
     if (!active && now < initialised_ms + UNSEEN * settle_ms)
         return false;
