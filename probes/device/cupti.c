@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "leaving.h"
+
 /*
  * CUpti_ActivityKernel9 (CUDA 12) to 13 (CUDA 13.4): later ones have more fields at the end, these stay where they
  * are. A record of CUDA 11 or of a CUDA not yet known is not read at all.
@@ -208,6 +210,7 @@ enum cupti_found cupti_find(struct cupti *cupti)
     static char asked[sizeof cupti->path];
     static u32 version;
     if (strcmp(asked, cupti->path) != 0) {
+        leaving_watch_again();
         if (cupti->get_version(&version) != CUPTI_OK)
             return CUPTI_UNKNOWN;
         memcpy(asked, cupti->path, sizeof asked);

@@ -23,21 +23,20 @@
 #include "driver.h"
 #include "handover.h"
 #include "hooks.h"
+#include "leaving.h"
 #include "settled.h"
 #include "window.h"
 
 enum {
     SLICE_MS = 10,  /* in a window: how soon a module loaded in it is seen */
     IDLE_MS = 200,  /* between looks for a listener */
-    MOST_WAIT_MS = 1000, /* that the program's exit or fork waits for a call of CUPTI */
+    MOST_WAIT_MS = 1000, /* that a fork waits for a call of CUPTI */
 };
 
 static u64 window_ms = 1000, period_ms = 10000, settle_ms = 1000;
 static bool always;
 static double budget = 0.005;
 static struct cupti cupti;
-static bool leaving; /* the program ends */
-static bool at_work; /* from before CUPTI is called until a window is handed over */
 
 /* ---- settings ---- */
 
@@ -84,28 +83,6 @@ static bool read_settings(void)
         settle_ms = ms;
     }
     return true;
-}
-
-static bool is_leaving(void)
-{
-    return __atomic_load_n(&leaving, __ATOMIC_SEQ_CST);
-}
-
-/* Whether this thread may call CUPTI: the program's exit waits until `end_work`. One of the two sees the other in time. */
-static bool begin_work(void)
-{
-    __atomic_store_n(&at_work, true, __ATOMIC_SEQ_CST);
-    return !is_leaving();
-}
-
-static void end_work(void)
-{
-    __atomic_store_n(&at_work, false, __ATOMIC_SEQ_CST);
-}
-
-static bool is_at_work(void)
-{
-    return __atomic_load_n(&at_work, __ATOMIC_SEQ_CST);
 }
 
 static u64 random_below(u64 limit)
@@ -272,7 +249,7 @@ static void *work(void *unused)
     return NULL;
 }
 
-/* ---- fork and exit ---- */
+/* ---- fork ---- */
 
 static __thread bool fork_locked;
 
@@ -295,18 +272,6 @@ static void after_fork_child(void)
     after_fork_parent();
 }
 
-static void at_exit(void)
-{
-    if (hooks_pass)
-        return;
-    __atomic_store_n(&leaving, true, __ATOMIC_SEQ_CST);
-    for (u64 until = now_ms() + MOST_WAIT_MS; is_at_work() && now_ms() < until;)
-        sleep_ms(1);
-    /* It may be in a call that does not come back any more: the program ends all the same. */
-    if (is_at_work())
-        hooks_pass = true;
-}
-
 __attribute__((visibility("default"))) int InitializeInjection(void)
 {
     static bool begun;
@@ -317,11 +282,15 @@ __attribute__((visibility("default"))) int InitializeInjection(void)
     /* Its code stays mapped whatever the program closes: import slots lead to it. */
     if (!dladdr((void *)InitializeInjection, &info) || !dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE))
         return 1;
-    if (pthread_atfork(before_fork, after_fork_parent, after_fork_child) != 0 || atexit(at_exit) != 0)
+    if (pthread_atfork(before_fork, after_fork_parent, after_fork_child) != 0 || leaving_watch() != 0)
         return 1;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* the program's signals are the program's threads' */
+    /* The program's signals are for its own threads; of a fault in this one its crash reporter shall tell. */
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS};
+    sigset_t others, before;
+    sigfillset(&others);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+        sigdelset(&others, faults[i]);
+    pthread_sigmask(SIG_SETMASK, &others, &before);
     pthread_t thread;
     int result = pthread_create(&thread, NULL, work, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

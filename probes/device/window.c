@@ -10,6 +10,7 @@
 #include "detach.h"
 #include "handover.h"
 #include "hooks.h"
+#include "leaving.h"
 #include "names.h"
 
 enum {
@@ -198,6 +199,8 @@ enum window_result window_open(const struct cupti *which, u64 settle_ms)
     }
     if (failed("cuptiSubscribe", subscribed))
         goto done;
+    if (!used)
+        leaving_watch_again();
     limit_device_memory();
     window = (struct window_record){.cupti_version = cupti->version};
     __atomic_store_n(&cost_ns, 0, __ATOMIC_RELAXED);

@@ -102,7 +102,7 @@ def end(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 def throughput(bench: Bench, quick: bool) -> None:
     for load in ("launch", "graph", "gpu"):
-        windowed(bench, load, 14 if quick else 30)
+        windowed(bench, load, 14 if quick else 27)
         if quick:
             continue
         always(bench, load)

@@ -6,7 +6,9 @@ A listener stands in for the agent (standins/listener.c), so that no probe is at
 from __future__ import annotations
 
 import random
+import re
 import signal
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -338,6 +340,27 @@ def test_the_end_while_a_window_opens(tmp_path: Path) -> None:
         names = [call.function for call in run.calls]
         assert names.count("cuptiSubscribe") == names.count("cuptiUnsubscribe") == 1
         assert run.batches.windows["ended"].tolist() == [Ended.EXIT]
+
+
+def test_its_thread_takes_no_signal_of_the_program_and_hides_no_fault(tmp_path: Path) -> None:
+    described = traced(tmp_path, "--duration", 9, "--rate", 100, env=ALWAYS)
+    with subprocess.Popen(described.command, env=described.env, stdout=subprocess.DEVNULL) as process:
+        try:
+            masks = {0}
+            while len(masks) < 2:
+                masks = {blocked(task) for task in Path(f"/proc/{process.pid}/task").iterdir()}
+                time.sleep(0.02)
+        finally:
+            process.kill()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1, signal.SIGALRM):
+        assert any(mask >> (number - 1) & 1 for mask in masks)
+    for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT):
+        assert not any(mask >> (number - 1) & 1 for mask in masks)
+
+
+def blocked(task: Path) -> int:
+    """The signals that a thread blocks, as bits."""
+    return int(re.search(r"SigBlk:\s*(\w+)", (task / "status").read_text())[1], 16)  # type: ignore[index]
 
 
 @pytest.mark.parametrize("setting", ["always", "40/100"])

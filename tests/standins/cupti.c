@@ -39,6 +39,32 @@ static uint64_t attributes[CUPTI_ACTIVITY_ATTRIBUTES] = {
     [BUFFER_LIMIT_ATTRIBUTE] = 250,
 };
 
+/* ---- the end of the program ---- */
+
+/* The real library registers it as it is loaded; here it is registered as it attaches itself too, as a release of it
+ * may. After it any call is a crash. */
+static bool attached, gone;
+
+static void go(void)
+{
+    gone = true;
+}
+
+static void attach(void)
+{
+    if (!attached)
+        atexit(go);
+    attached = true;
+}
+
+static void check_gone(const char *function)
+{
+    if (!gone)
+        return;
+    fprintf(stderr, "stand-in CUPTI: %s after its exit handler\n", function);
+    abort();
+}
+
 /* ---- settings ---- */
 
 static uint64_t number(const char *name, uint64_t fallback)
@@ -49,6 +75,7 @@ static uint64_t number(const char *name, uint64_t fallback)
 
 static __attribute__((constructor)) void read_settings(void)
 {
+    atexit(go);
     settings.zero_every = number("KDIFF_STANDIN_CUPTI_ZERO_EVERY", 0);
     settings.reversed_every = number("KDIFF_STANDIN_CUPTI_REVERSED_EVERY", 0);
     settings.drop_every = number("KDIFF_STANDIN_CUPTI_DROP_EVERY", 0);
@@ -189,6 +216,7 @@ static struct observer calls_observer = {.launched = call_ended};
 static CUptiResult subscribe(const char *function, CUpti_SubscriberHandle *handle, CUpti_CallbackFunc callback,
                              void *userdata)
 {
+    check_gone(function);
     find_driver();
     CUptiResult result = fault(function);
     if (!handle)
@@ -198,6 +226,7 @@ static CUptiResult subscribe(const char *function, CUpti_SubscriberHandle *handl
     static char handles[64]; /* each subscription has another handle */
     static _Atomic unsigned given;
     void *made = &handles[given++ % sizeof handles];
+    attach();
     if (!driver.subscribe(made))
         return logged(function, 0, CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED);
     *handle = own_subscription = made;
@@ -222,6 +251,7 @@ EXPORT CUptiResult cuptiSubscribe_v2(CUpti_SubscriberHandle *handle, CUpti_Callb
 
 EXPORT CUptiResult cuptiUnsubscribe(CUpti_SubscriberHandle handle)
 {
+    check_gone("cuptiUnsubscribe");
     find_driver();
     bool given_back = handle && driver.unsubscribe(handle);
     if (given_back && calls_observer.on)
@@ -297,6 +327,7 @@ EXPORT CUptiResult cuptiActivityRegisterCallbacks(CUpti_BuffersCallbackRequestFu
 EXPORT CUptiResult cuptiActivityEnable(CUpti_ActivityKind kind)
 {
     sleep_ms(settings.enable_ms);
+    check_gone("cuptiActivityEnable");
     CUptiResult result = fault("cuptiActivityEnable");
     if (result == CUPTI_SUCCESS)
         result = set_enabled(kind, true);
@@ -305,6 +336,7 @@ EXPORT CUptiResult cuptiActivityEnable(CUpti_ActivityKind kind)
 
 EXPORT CUptiResult cuptiActivityDisable(CUpti_ActivityKind kind)
 {
+    check_gone("cuptiActivityDisable");
     CUptiResult result = fault("cuptiActivityDisable");
     if (result == CUPTI_SUCCESS)
         result = set_enabled(kind, false);
@@ -313,6 +345,7 @@ EXPORT CUptiResult cuptiActivityDisable(CUpti_ActivityKind kind)
 
 EXPORT CUptiResult cuptiActivityFlushAll(uint32_t flag)
 {
+    check_gone("cuptiActivityFlushAll");
     CUptiResult result = callbacks_known() ? fault("cuptiActivityFlushAll") : CUPTI_ERROR_INVALID_OPERATION;
     logged("cuptiActivityFlushAll", flag, result);
     if (result == CUPTI_SUCCESS) {
@@ -383,5 +416,6 @@ EXPORT CUptiResult cuptiFinalize(void)
     if (calls_observer.on)
         driver.observe(&calls_observer, false);
     buffers_forget();
+    attached = false; /* the next attachment registers it anew */
     return logged("cuptiFinalize", in_callback, CUPTI_SUCCESS);
 }
