@@ -23,10 +23,11 @@ from typing import Any, Final, NamedTuple
 
 from kdiff.agent.errors import AgentError
 from kdiff.agent.procfs import linux_release
-from kdiff.probes.program import ONE_PROCESS, PROGRAMS, Tracing, include_dir, machine, source
+from kdiff.probes.program import ONE_PROCESS, PROGRAMS, TRACEPOINTS, Tracing, include_dir, machine, source
 
 _CAP_SYS_ADMIN: Final = 21
 _DISTRIBUTION_PACKAGES: Final = Path("/usr/lib/python3/dist-packages")
+_BPF_RAW_TRACEPOINT_OPEN: Final = 17
 _BPF_LINK_CREATE: Final = 28
 _BPF_PERF_EVENT: Final = 41
 _BPF_TRACE_UPROBE_MULTI: Final = 48
@@ -124,6 +125,7 @@ class Program:
         self._calls = _SYSCALLS[machine()]
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._links: list[int] = []
+        self._tracepoints: list[int] = []
         self._in_processes: set[Link] = set()
         self._fds: dict[str, int] = {}
         self.attached = 0
@@ -134,6 +136,8 @@ class Program:
             self._bpf: Any = bcc.BPF(text=source(tracing))
             self._multi = multi is not False and self._load(bcc, _BPF_TRACE_UPROBE_MULTI)
             loaded = self._multi or (not multi and self._load(bcc, -1))
+            if tracing.scheduling:
+                self._fds |= {name: self._bpf.load_func(name, bcc.BPF.RAW_TRACEPOINT).fd for name in TRACEPOINTS}
         except Exception as error:  # BCC raises nothing narrower
             raise AgentError(_REFUSED.format(str(error).splitlines()[0])) from error
         finally:  # the traced command inherits the environment, and may use BCC itself
@@ -170,6 +174,30 @@ class Program:
             for probe in probes:
                 self._links += self._link_perf(path, probe, self._fds[program], returns)
         self.attached += len(probes)
+
+    def attach_scheduling(self) -> None:
+        """Attaches to the host's scheduler, where the program is for it; before any thread calls. Raises AgentError.
+
+        These are raw tracepoints: no tracefs is needed, and the kernel removes them with their descriptors.
+        """
+        for program, tracepoint in TRACEPOINTS.items():
+            name = ctypes.create_string_buffer(tracepoint.encode())
+            attr = struct.pack("=QII", ctypes.addressof(name), self._fds[program], 0)
+            try:
+                link = self._call(tracepoint, self._calls.bpf, _BPF_RAW_TRACEPOINT_OPEN, attr, len(attr))
+            except OSError as error:
+                raise AgentError(
+                    f"the kernel's tracepoint {tracepoint} cannot be used ({explain_attach(error)}): "
+                    "record with --scheduling off"
+                ) from error
+            self._tracepoints.append(link)
+            self.attached += 1
+
+    def detach_scheduling(self) -> None:
+        """Leaves the scheduler. Threads that end from then on are not noticed."""
+        self.attached -= len(self._tracepoints)
+        while self._tracepoints:
+            os.close(self._tracepoints.pop())
 
     def attach_to(self, pid: int, path: str, probe: Probe, program: str) -> Link:
         """Attaches to a place in a file in one process only, all of its threads. Raises OSError.
@@ -238,18 +266,22 @@ class Program:
         return result
 
     def detach(self) -> None:
-        """Removes every probe, the last attached first; those in single processes, each a wait of its own, at once."""
+        """Removes every uprobe, the last attached first; those in single processes, each a wait of its own, at once.
+
+        The scheduler stays watched: it tells which threads have ended.
+        """
         if self._in_processes:
             with ThreadPoolExecutor(_MOST_CLOSERS) as pool:
                 list(pool.map(_close, [link.descriptors for link in self._in_processes]))
             self._in_processes.clear()
         while self._links:
             os.close(self._links.pop())
-        self.attached = 0
+        self.attached = len(self._tracepoints)
 
     def close(self) -> None:
         """Removes every probe and frees the maps."""
         self.detach()
+        self.detach_scheduling()
         self._bpf.cleanup()
 
     def map(self, name: str) -> Any:

@@ -23,10 +23,13 @@ from kdiff.agent.options import (
     IncludeOption,
     LayerOption,
     NoReturnOption,
+    Scheduling,
+    SchedulingOption,
     StateOption,
     tracing_of,
 )
-from kdiff.agent.settings import PREFIX
+from kdiff.agent.paths import named_path
+from kdiff.agent.settings import FILE, PREFIX, setting
 from kdiff.agent.terminal import RecordingProgress, tell
 from kdiff.probes.program import Layers
 from kdiff.queries.address import is_address, refuse_passwords
@@ -75,7 +78,14 @@ def record(
         typer.Argument(metavar="-- COMMAND...", help="Start this and record it; its exit status is passed on."),
     ] = None,
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="The capture directory; a further recording adds to it.")
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            parser=named_path,
+            metavar="PATH",
+            help="The capture directory; a further recording adds to it.",
+        ),
     ] = DEFAULT_DIRECTORY,
     duration: Annotated[
         float | None, typer.Option(min=0.0, help="Stop recording after this many seconds; a command runs on.")
@@ -104,6 +114,7 @@ def record(
     include: IncludeOption = None,
     exclude: ExcludeOption = None,
     gpu_samples: GpuSamplesOption = True,
+    scheduling: SchedulingOption = Scheduling.OFF,
 ) -> None:
     """Record launches and syncs of a command, of running processes, or of every process of the host."""
     from kdiff.agent.device_option import DeviceOption
@@ -125,7 +136,7 @@ def record(
     selection = Selection.parse(include or (), exclude or ())
     if selection and (command or pid):
         raise AgentError("--include and --exclude choose among all processes: leave --pid and the command out")
-    tracing = tracing_of(layer, no_return, device.listen)
+    tracing = tracing_of(layer, no_return, device.listen, scheduling)
     options = Options(
         output,
         tuple(command or ()),
@@ -165,23 +176,32 @@ def doctor(
         typer.Argument(metavar="-- COMMAND...", help="Look at what this would load; it is not started."),
     ] = None,
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Where captures would be written.")
+        Path,
+        typer.Option("-o", "--output", parser=named_path, metavar="PATH", help="Where captures would be written."),
     ] = DEFAULT_DIRECTORY,
     pid: Annotated[list[int] | None, typer.Option("--pid", min=1, help="Look at this running process too.")] = None,
     form: Annotated[DoctorFormat, typer.Option("--format", help="How to print it.")] = DoctorFormat.TEXT,
-    state: Annotated[Path, typer.Option(help="What `record --state` would be given.")] = STATE,
+    state: Annotated[
+        Path, typer.Option(parser=named_path, metavar="PATH", help="What `record --state` would be given.")
+    ] = STATE,
     store: Annotated[
-        str, typer.Option(metavar="ADDRESS", help=f"What `run --store` would be given; from {STORE_VARIABLE}.")
+        str,
+        typer.Option(metavar="ADDRESS", help=f"What `run --store` would be given; from {FILE}, else {STORE_VARIABLE}."),
     ] = "",
     max_bytes: Annotated[str, typer.Option(metavar="SIZE", help="What `run --max-bytes` would be given.")] = "",
 ) -> None:
     """Say whether recording would work here, shipping and device time, and why not. Nothing on the host is changed."""
     from kdiff.agent.doctor import Question, examine, render
 
+    unread = ""
+    try:
+        store = store or setting("store", os.environ)
+    except AgentError as error:
+        unread = str(error)
     inherited = os.environ.get(STORE_VARIABLE, "")
     store = store or (inherited if is_address(inherited) else "")
     bound = size(max_bytes) if max_bytes else None
-    report = examine(Question(output, state, tuple(pid or ()), tuple(command or ()), store, bound))
+    report = examine(Question(output, state, tuple(pid or ()), tuple(command or ()), store, bound, unread=unread))
     live = sys.stdout.isatty()
     width = min(shutil.get_terminal_size().columns, 120) if live else 100
     sys.stdout.write(render(report, form.value, width, live and not os.environ.get("NO_COLOR")))
@@ -191,7 +211,14 @@ def doctor(
 @app.command("device-library", epilog="Example: kdiff-agent device-library -o image/libkdiff-device.so")
 def device_library(
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Copy it there, for an image or a mount, and print that path.")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            parser=named_path,
+            metavar="PATH",
+            help="Copy it there, for an image or a mount, and print that path.",
+        ),
     ] = None,
 ) -> None:
     """Print where the device library is, for CUDA_INJECTION64_PATH; it is built when it is not there yet."""

@@ -26,7 +26,9 @@ class Command:
                 arguments, env=environment, close_fds=False
             )  # as a shell: what it inherits is its own
         except OSError as error:
-            raise AgentError(f"{arguments[0]} cannot be started: {error.strerror}") from error
+            raise AgentError(
+                f"{arguments[0] or 'a command without a name'} cannot be started: {error.strerror}"
+            ) from error
         self.pid = self._process.pid
 
     def status(self) -> int | None:

@@ -21,13 +21,16 @@ from kdiff.agent.options import (
     IncludeOption,
     LayerOption,
     NoReturnOption,
+    RunSchedulingOption,
+    Scheduling,
     ServiceOption,
     StateOption,
     tracing_of,
 )
+from kdiff.agent.paths import named_path
 from kdiff.agent.signals import ENDING
 from kdiff.agent.terminal import RecordingProgress
-from kdiff.probes.program import Layers
+from kdiff.probes.program import Layers, Tracing
 from kdiff.queries.address import masked
 
 if TYPE_CHECKING:
@@ -107,7 +110,10 @@ def checked(
 
 def run_command(
     context: typer.Context,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The spool, a capture directory.")] = SPOOL,
+    output: Annotated[
+        Path,
+        typer.Option("-o", "--output", parser=named_path, metavar="PATH", help="The spool, a capture directory."),
+    ] = SPOOL,
     store: StoreOption = "",
     max_bytes: Annotated[str, typer.Option(metavar="SIZE", help="How large the spool may grow.")] = "10G",
     metrics: Annotated[
@@ -123,6 +129,7 @@ def run_command(
     include: IncludeOption = None,
     exclude: ExcludeOption = None,
     gpu_samples: GpuSamplesOption = True,
+    scheduling: RunSchedulingOption = Scheduling.OFF,
     config: ConfigOption = None,
 ) -> None:
     """Record every process of this host that uses CUDA until stopped, and ship what is recorded."""
@@ -130,7 +137,8 @@ def run_command(
     address, bound, selection = checked(output, store, max_bytes, metrics, include, exclude)
     listen = device_time is Listening.ON
     with Ending() as ending:
-        _run(output, address, bound, metrics, service, layer, no_return, listen, state, gpu_samples, selection, ending)
+        tracing = tracing_of(layer, no_return, listen, scheduling)
+        _run(output, address, bound, metrics, service, tracing, listen, state, gpu_samples, selection, ending)
 
 
 def _run(
@@ -139,8 +147,7 @@ def _run(
     bound: int,
     metrics: str,
     service: str,
-    layer: Layers,
-    no_return: bool,
+    tracing: Tracing,
     listen: bool,
     state: Path,
     gpu_samples: bool,
@@ -153,7 +160,6 @@ def _run(
     from kdiff.agent.recorder import Recorder
     from kdiff.agent.recording import Options
 
-    tracing = tracing_of(layer, no_return, listen)
     device = DeviceOption(listen=listen)
     options = Options(
         output,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from kdiff.agent.paths import named_path
 from kdiff.agent.terminal import announce, shipping_progress, tell
 from kdiff.queries.address import EXAMPLE, Address, is_address, masked
 from kdiff.queries.errors import StoreError
@@ -70,7 +71,7 @@ def require_directory(named: Path) -> None:
 
 def ship_command(
     context: typer.Context,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The capture directory.")],
+    directory: Annotated[Path, typer.Argument(parser=named_path, metavar="DIR", help="The capture directory.")],
     store: StoreOption = "",
     delete: Annotated[
         bool, typer.Option("--delete", help="Remove each segment once the server has confirmed it.")

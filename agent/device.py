@@ -65,7 +65,7 @@ class DeviceTime:
         silence: Callable[[int, float], None],
         note: Callable[[str], None],
     ) -> None:
-        """`place(pid, unix_ns)`: whose rows a process's are. `kernel(pid, generation, handle)`: which one it launches.
+        """`place(pid, monotonic_ns)`: whose rows a process's are. `kernel(pid, generation, handle)`: which it launches.
 
         `silence(pid, until)`: stops listening to it until then (monotonic seconds). `note` takes warnings.
         """
@@ -169,15 +169,15 @@ class DeviceTime:
         if window.record is None:  # nothing maps its clock, and when it was is unknown
             self.summary.lost += window.received
             return
-        extent = self._clock.span(window.from_ns, window.to_ns)
-        place = self._place(process.pid, extent[0])
+        place = self._place(process.pid, window.from_ns)
         of_window = timed(window)
         kernels = kernels_of(process, of_window.executions)
-        unix_ns = self._clock.unix(of_window.start_ns)
-        queue_ns = self._queue_ns(process, window, of_window, kernels, unix_ns)
+        offsets = self._clock.offsets(of_window.start_ns)
+        queue_ns = self._queue_ns(process, window, of_window, kernels, offsets)
         self._rows.kernels.update((kernel, place.service) for kernel in kernels[0])
         if len(of_window.executions):
-            self._rows.executions.append(execution_rows(process, place, of_window, unix_ns, queue_ns, kernels))
+            self._rows.executions.append(execution_rows(process, place, of_window, offsets, queue_ns, kernels))
+        extent = self._clock.span(window.from_ns, window.to_ns)
         self._rows.windows.append(window_row(window, place, of_window, extent, self._lost_of(window), ended))
         process.turned_ns = window.to_ns
         self._guard.window(process.pid, window.from_ns, window.to_ns)
@@ -192,10 +192,12 @@ class DeviceTime:
         window: Window,
         of_window: Timed,
         kernels: tuple[list[Kernel], NDArray[np.int32]],
-        unix_ns: NDArray[np.int64],
+        offsets: NDArray[np.int64],
     ) -> NDArray[np.int64]:
-        """From launch to start, by the clock that the launch's row has too; 0 where it is not certain which it was."""
-        queue_ns = np.zeros(len(unix_ns), np.int64)
+        """From launch to start; 0 where it is not certain which launch it was, else its row's offset is the launch's:
+        the start less the wait is the launch's time then, by either clock.
+        """
+        queue_ns = np.zeros(len(offsets), np.int64)
         alone = np.flatnonzero(of_window.executions["graph_id"] == 0)
         lost_ns = max(self._launch_lost_ns.get(of, 0) for of in (0, process.pid))
         if not len(alone) or window.record is None or (lost_ns and window.first_ns - _LEFT_OVER_NS < lost_ns):
@@ -218,8 +220,11 @@ class DeviceTime:
         )
         found = match(executions, launches, extent)
         known = np.flatnonzero(found >= 0)
-        waited = unix_ns[alone[known]] - self._clock.unix(launches.entered_ns[found[known]])
-        queue_ns[alone[known]] = np.maximum(waited, 0)
+        entered = launches.entered_ns[found[known]]
+        waited = start[known] - entered
+        known, entered = known[waited > 0], entered[waited > 0]
+        queue_ns[alone[known]] = waited[waited > 0]
+        offsets[alone[known]] = self._clock.offsets(entered)
         return queue_ns
 
     def _lost_of(self, window: Window) -> int:

@@ -31,6 +31,7 @@ class Place:
     host: str
     container_id: str
     gpu_uuid: str
+    boot_id: str = ""
 
 
 def kernel_of(name: Name | None) -> Kernel:
@@ -54,17 +55,19 @@ def execution_rows(
     process: DeviceProcess,
     place: Place,
     of_window: Timed,
-    unix_ns: NDArray[np.int64],
+    offsets: NDArray[np.int64],
     queue_ns: NDArray[np.int64],
     kernels: tuple[list[Kernel], NDArray[np.int32]],
 ) -> pa.Table:
-    """Rows of `kernel_executions`. `unix_ns`: starts; `queue_ns`: 0 where unknown; `kernels`: as `kernels_of`."""
+    """Rows of `kernel_executions`. `offsets`: from monotonic to Unix time, of each; `queue_ns`: 0 where unknown;
+    `kernels`: as `kernels_of`.
+    """
     count = len(of_window.executions)
     execution = columns(of_window.executions)
     devices, on = encode(execution["device"].astype(np.uint64))
     known, which = kernels
     arrays: dict[str, pa.Array] = {
-        "timestamp_ns": pa.array(unix_ns),
+        "timestamp_ns": pa.array(of_window.start_ns + offsets),
         "duration_ns": pa.array((execution["end"] - execution["start"]).view(np.int64)),
         "kernel_name": named(which, [kernel.name for kernel in known]),
         "kernel_id": pa.array(np.array([kernel.id for kernel in known], np.uint64)[which]),
@@ -83,6 +86,8 @@ def execution_rows(
         "graph_id": pa.array(execution["graph_id"]),
         "graph_node_id": pa.array(execution["graph_node_id"]),
         "queue_ns": pa.array(queue_ns),
+        "boot_id": constant(place.boot_id, count),
+        "clock_offset_ns": pa.array(offsets),
     }
     return pa.Table.from_arrays([arrays[name] for name in KERNEL_EXECUTIONS.names], schema=KERNEL_EXECUTIONS)
 
@@ -118,6 +123,8 @@ def window_row(
                 "inside_ns": said("inside_ns"),
                 "ended": ended_as(window) or ended,
                 "skipped": min(said("skipped"), _MOST_U32),
+                "boot_id": place.boot_id,
+                "clock_offset_ns": extent_ns[0] - window.from_ns,
             }
         ],
         schema=DEVICE_WINDOWS,

@@ -15,7 +15,15 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any, Final
 
-from kdiff.agent import doctor_cuda, doctor_device, doctor_host, doctor_probes, doctor_process, doctor_store
+from kdiff.agent import (
+    doctor_cuda,
+    doctor_device,
+    doctor_host,
+    doctor_probes,
+    doctor_process,
+    doctor_scheduling,
+    doctor_store,
+)
 from kdiff.agent.doctor_check import Answer, Check, Level, device_time, fail, recording, warn
 from kdiff.agent.doctor_child import ask
 from kdiff.agent.libraries import command_files
@@ -44,6 +52,8 @@ class Question:
     max_bytes: int | None = None
     """How large the spool in `directory` may grow; None where captures are not bounded."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    unread: str = ""
+    """Why the file of settings does not say which server that is."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,7 @@ def _plan(question: Question) -> list[tuple[str, str, Run]]:
         (host, "other processes", doctor_host.other_memory),
         (host, "disk", lambda: doctor_host.disk(question.directory, question.max_bytes)),
         (probes, "BPF program", _probes),
+        (probes, "scheduling", _scheduling),
         (cuda, "GPUs", lambda: doctor_cuda.nvml(ask("nvml", _CHILD_LIMIT_S))),
         (cuda, "libcuda", lambda: doctor_cuda.driver_library(_drivers(environment), state)),
         (device, "library", doctor_device.library),
@@ -90,6 +101,8 @@ def _plan(question: Question) -> list[tuple[str, str, Run]]:
         plan.append((device, "injection", lambda: doctor_device.injected(environment, device)))
     for pid in question.pids:
         plan.append((f"Process {pid}", "process", _process(pid, state)))
+    if question.unread:
+        plan.append((doctor_store.GROUP, "settings", lambda: [doctor_store.unread(question.unread)]))
     if question.store:
         plan.append((doctor_store.GROUP, "server", lambda: doctor_store.store(question.store, environment)))
     if question.command:
@@ -102,6 +115,12 @@ def _probes() -> Sequence[Check]:
     if doctor_host.permission().level is Level.FAIL:
         return [doctor_probes.not_tried()]
     return doctor_probes.probes(ask("probes", _CHILD_LIMIT_S))
+
+
+def _scheduling() -> Check | None:
+    if doctor_host.permission().level is Level.FAIL:
+        return None
+    return doctor_scheduling.scheduling(ask("scheduling", _CHILD_LIMIT_S), doctor_probes.GROUP)
 
 
 def _process(pid: int, state: Path | None) -> Run:

@@ -1,6 +1,6 @@
 """What doctor tries in a process of its own: libraries that may hang or crash, and probes, which end with it.
 
-`python -P -m kdiff.agent.doctor_child probes|nvml` prints what it found as one JSON object.
+`python -P -m kdiff.agent.doctor_child probes|scheduling|nvml` prints what it found as one JSON object.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from kdiff.agent.bpf import Probe, Program, explain_attach
 from kdiff.agent.doctor_program import COUNTER, START, functions, installed
+from kdiff.agent.doctor_scheduling import try_scheduling
 from kdiff.agent.errors import AgentError
 from kdiff.agent.ring import Ring
 from kdiff.probes.device_wire import HANDED
@@ -131,7 +132,11 @@ def _or_none(function: Callable[..., Any], *arguments: Any) -> Any:
         return None
 
 
-_TRIES: Final[Mapping[str, Callable[[], Found]]] = {"probes": try_probes, "nvml": ask_nvml}
+_TRIES: Final[Mapping[str, Callable[[], Found]]] = {
+    "probes": try_probes,
+    "scheduling": try_scheduling,
+    "nvml": ask_nvml,
+}
 
 
 def main() -> None:

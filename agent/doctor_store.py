@@ -41,6 +41,12 @@ def store(text: str, environ: Mapping[str, str]) -> list[Check]:
         client.close()
 
 
+def unread(why: str) -> Check:
+    """A file of settings that cannot be read by whoever asks: `run` may be able to."""
+    fact, mend = _parts(why)
+    return warn(GROUP, "settings", fact, f"{mend}; run doctor as the user that `run` is")
+
+
 def _schema(client: Any, address: Address) -> Check:
     try:
         migrations.check(client)
@@ -64,7 +70,7 @@ def _broken(name: str, error: StoreError) -> Check:
     return warn(GROUP, name, fact, f"{mend}; {WAITS}" if mend else WAITS)
 
 
-def _parts(error: StoreError) -> tuple[str, str]:
+def _parts(error: StoreError | str) -> tuple[str, str]:
     """What is wrong, and the mend that the sentence names behind it."""
     fact, _, mend = str(error).partition(": ")
     return fact, mend

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,7 +19,9 @@ from pathlib import Path
 from typing import Final
 
 from kdiff.probes.wire import DEFAULT_NAME_OFFSET
+from kdiff.queries.locks import lock
 
+_BEGUN_WITHIN_S: Final = 1.0  # who writes it may not have locked it yet
 _HANDLES_TO_LEARN: Final = 2  # handles that must agree before an offset that differs from the default is believed
 
 
@@ -54,6 +58,7 @@ class Drivers:
             with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
                 self._learned = {str(k): int(v) for k, v in json.loads(state.read_text()).items()}
             self._known.update(self._learned)
+            remove_left(state)
         self._drivers: dict[str, Driver] = {}
 
     def get(self, build_id: str) -> Driver:
@@ -106,6 +111,23 @@ class Drivers:
             return
         with contextlib.suppress(OSError):  # a read-only host confirms again next time
             self._state.parent.mkdir(parents=True, exist_ok=True)
+            remove_left(self._state)
             beside = self._state.with_name(f".{self._state.name}.{os.getpid()}")
-            beside.write_text(json.dumps(self._learned, indent=1))
-            beside.replace(self._state)
+            with beside.open("w") as file:
+                lock(file.fileno())  # while it is held it is nobody's to remove
+                file.write(json.dumps(self._learned, indent=1))
+                file.flush()
+                beside.replace(self._state)
+
+
+def remove_left(state: Path) -> None:
+    """Removes what agents that were killed have left half written beside a state file."""
+    named = re.compile(rf"\.{re.escape(state.name)}\.\d+")
+    with contextlib.suppress(OSError):
+        for left in [entry for entry in state.parent.iterdir() if named.fullmatch(entry.name)]:
+            with contextlib.suppress(OSError):
+                if not _regular(left) or time.time() - left.lstat().st_mtime < _BEGUN_WITHIN_S:
+                    continue
+                with left.open() as file:
+                    if lock(file.fileno()):
+                        left.unlink()

@@ -77,8 +77,11 @@ class Guard:
         """The processes that windows slow down, each said once, and by which share (`now_ns`: monotonic)."""
         found = {}
         for pid, rates in self._processes.items():
-            fresh = [w for w in rates.due if w[1] + (w[1] - w[0]) + _LATE_NS <= now_ns]
-            rates.due = [w for w in rates.due if w not in fresh]
+            due, rates.due = rates.due, []
+            fresh: list[tuple[int, int]] = []
+            for window in due:
+                over = window[1] + (window[1] - window[0]) + _LATE_NS <= now_ns
+                (fresh if over else rates.due).append(window)
             for window in fresh:
                 ratio = _ratio(rates, *window)
                 if ratio is not None:

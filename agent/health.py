@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from kdiff.agent.clock import Steps
 from kdiff.probes.wire import Kind
 from kdiff.queries.tables import AGENT_HEALTH
 
@@ -58,7 +60,10 @@ class Losses:
 class LossCounters:
     """What BPF has counted: each loss once, for its process or, where there was no room for that, for NOBODY."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, take: Callable[[Any, Any], int] | None = None) -> None:
+        """`take(table, key)`: deletes an entry of a hash and returns what it was, in one step."""
+        self._take = take or _take
+        self._late: Counter[tuple[int, int]] = Counter()  # what was counted between the last read and `forget`
         self._total = program.map("lost")
         self._by_process = program.map("lost_by")
         self._of_nobody = program.map("lost_of_nobody")
@@ -69,10 +74,13 @@ class LossCounters:
         """What was lost since the last time, by pid. `last`: no probe is left, nothing may be passed over."""
         # It is counted after the others: where it stands still nothing new is in them that will not move it yet.
         changes = sum(_on_all_cpus(self._total))
-        if changes == self._changes and not last:
+        if changes == self._changes and not last and not self._late:
             return {}
         self._changes = changes
         found: dict[int, Losses] = {}
+        for (pid, kind), more in self._late.items():
+            found[pid] = found.get(pid, Losses()) + Losses.of(kind, more)
+        self._late.clear()
         for pid, kind, count in self._counted():
             more = count - self._read.get((pid, kind), 0)
             if more:
@@ -91,8 +99,20 @@ class LossCounters:
         for key in [key for key in self._read if key[0] == pid]:
             entry = self._by_process.Key(*key)
             if entry in self._by_process and int(self._by_process[entry].value) == self._read[key]:
-                del self._by_process[entry]
-                del self._read[key]
+                # Its pid may be another's by now, which loses something at this moment.
+                more = self._take(self._by_process, entry) - self._read.pop(key)
+                if more > 0:
+                    self._late[key] += more
+
+
+def _take(table: Any, key: Any) -> int:
+    from bcc import lib
+
+    value = table.Leaf()
+    # ENOENT: it is gone, and was read to the end.
+    return (
+        int(value.value) if lib.bpf_lookup_and_delete(table.map_fd, ctypes.byref(key), ctypes.byref(value)) == 0 else 0
+    )
 
 
 def _on_all_cpus(table: Any) -> list[int]:
@@ -120,9 +140,19 @@ class ServiceCounts:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a stretch was, by which clock. `extent_ns`: the Unix times that rows of it may have, from and to."""
+
+    extent_ns: tuple[int, int]
+    boot_id: str = ""
+    clock_offset_ns: int = 0  # at its end
+    steps: Steps = field(default_factory=Steps)
+
+
 @dataclass
 class Stretch:
-    """The account of one stretch of time, which rows of `agent_health` keep.
+    """The account of one stretch of time, which rows of `agent_health` keep. `from_ns`: monotonic.
 
     `whole`: the service of the row that is always there, which has what is of the host, and what may be of any service:
     '' where there are several, whose losses kdiff counts for each of those on the host.
@@ -138,11 +168,11 @@ class Stretch:
         """What is counted of a service, to add to."""
         return self.services.setdefault(service, ServiceCounts())
 
-    def rows(self, to_ns: int, host: str, layer: str, attached: int) -> pa.Table:
-        """Rows of `agent_health`: of the whole, then of each service that has counts. The stretch ends at `to_ns`."""
+    def rows(self, when: Moment, host: str, layer: str, attached: int) -> pa.Table:
+        """Rows of `agent_health`: of the whole, then of each service that has counts."""
         self.of(self.whole)
         ordered = sorted(self.services, key=lambda service: (service != self.whole, service))
-        rows = [self._row(to_ns, service, host, layer) for service in ordered]
+        rows = [self._row(when, service, host, layer) for service in ordered]
         rows[0] |= {
             "agent_cpu_ns": time.process_time_ns() - self.cpu_from_ns,
             "drain_lag_ns": self.drain_lag_ns,
@@ -150,11 +180,11 @@ class Stretch:
         }
         return pa.Table.from_pylist(rows, schema=AGENT_HEALTH)
 
-    def _row(self, to_ns: int, service: str, host: str, layer: str) -> dict[str, Any]:
+    def _row(self, when: Moment, service: str, host: str, layer: str) -> dict[str, Any]:
         counts = self.services[service]
         return {
-            "from_ns": self.from_ns,
-            "to_ns": to_ns,
+            "from_ns": when.extent_ns[0],
+            "to_ns": when.extent_ns[1],
             "service": service,
             "host": host,
             "layer": layer,
@@ -166,4 +196,8 @@ class Stretch:
             "drain_lag_ns": 0,
             "attached_probes": 0,
             "unresolved_launches": counts.unresolved_launches,
+            "boot_id": when.boot_id,
+            "clock_offset_ns": when.clock_offset_ns,
+            "clock_set_ns": when.steps.set_ns,
+            "slept_ns": when.steps.slept_ns,
         }

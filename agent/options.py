@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
+from kdiff.agent.paths import named_path
 from kdiff.agent.settings import FILE, load_file, variable_of
 from kdiff.probes.program import Layers, Tracing
 
 STATE: Final = Path("/var/lib/kdiff/drivers.json")
+
+SCHEDULING_VARIABLE: Final = "KDIFF_SCHEDULING"
+
+
+class Scheduling(StrEnum):
+    """Whether the host's scheduler is watched."""
+
+    ON = "on"
+    OFF = "off"
+
+
+def _scheduling(*variables: str) -> Any:
+    return typer.Option(
+        envvar=[*variables, SCHEDULING_VARIABLE] if variables else SCHEDULING_VARIABLE,
+        help="Record for how long threads that launch are preempted or blocked; costs each context switch of the host.",
+    )
+
 
 ServiceOption = Annotated[
     str,
@@ -24,7 +43,16 @@ GpuSamplesOption = Annotated[
     bool,
     typer.Option("--gpu-samples/--no-gpu-samples", help="Sample clocks, power and memory of each GPU by the second."),
 ]
-StateOption = Annotated[Path, typer.Option(help="Where this host keeps what it has confirmed of its CUDA drivers.")]
+SchedulingOption = Annotated[Scheduling, _scheduling()]
+RunSchedulingOption = Annotated[Scheduling, _scheduling(variable_of("scheduling"))]
+StateOption = Annotated[
+    Path,
+    typer.Option(
+        parser=named_path,
+        metavar="PATH",
+        help="Where this host keeps what it has confirmed of its CUDA drivers.",
+    ),
+]
 IncludeOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -57,9 +85,15 @@ ConfigOption = Annotated[
 ]
 
 
-def tracing_of(layer: Layers, no_return: bool, listen: bool) -> Tracing:
+def tracing_of(layer: Layers, no_return: bool, listen: bool, scheduling: Scheduling) -> Tracing:
     """What to probe. `listen`: to device libraries."""
     from kdiff.agent.targets import returns_may_kill
 
     any_returns = not (no_return and returns_may_kill())
-    return Tracing(layer, launch_returns=not no_return, any_returns=any_returns, device_pages=4096 if listen else 1)
+    return Tracing(
+        layer,
+        launch_returns=not no_return,
+        any_returns=any_returns,
+        device_pages=4096 if listen else 1,
+        scheduling=scheduling is Scheduling.ON,
+    )

@@ -19,11 +19,12 @@ from kdiff.agent.targets import Targets
 class Owners:
     """What is known of threads, kept until their process is forgotten."""
 
-    def __init__(self, targets: Targets, gpus: Gpus, services: Services, host: str) -> None:
+    def __init__(self, targets: Targets, gpus: Gpus, services: Services, host: str, boot_id: str) -> None:
         self._targets = targets
         self._gpus = gpus
         self._services = services
         self._host = host
+        self._boot_id = boot_id
         self._known: dict[tuple[int, int], Owner] = {}
 
     def remember(self, event: NDArray[np.void]) -> None:
@@ -47,10 +48,12 @@ class Owners:
             known = self._known[pid, tid] = replace(known, gpu_uuid=uuid)
         return known
 
-    def place(self, pid: int, unix_ns: int) -> Place:
+    def place(self, pid: int, monotonic_ns: int) -> Place:
         """What a process gave the rows of its device at that time."""
         owner = self.of(pid, pid)
-        return Place(self._services.at(pid, unix_ns), self._host, owner.container_id, owner.gpu_uuid)
+        return Place(
+            self._services.at(pid, monotonic_ns), self._host, owner.container_id, owner.gpu_uuid, self._boot_id
+        )
 
     def forget(self, pid: int) -> None:
         """The process ended some time ago."""

@@ -31,6 +31,7 @@ PAIRED: Final = np.dtype(
     [
         ("event", EVENT),
         ("completion_ns", "<i8"),
+        ("clock_offset_ns", "<i8"),  # what was added to the event's time: 0 while that is monotonic
         ("batch_launches", "<u4"),
         ("captured", "?"),
         ("after_graph", "?"),  # of a sync: the last launch that it proves is of a graph

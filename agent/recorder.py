@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from kdiff.agent import procfs
+from kdiff.agent.announced import Announced
 from kdiff.agent.bpf import Program
 from kdiff.agent.clock import UnixClock, boot_id
 from kdiff.agent.command import Command
@@ -25,17 +26,19 @@ from kdiff.agent.drivers import Drivers
 from kdiff.agent.errors import AgentError
 from kdiff.agent.gpu_samples import GpuSampler
 from kdiff.agent.gpus import Gpus
-from kdiff.agent.health import NOBODY, LossCounters, Losses, ServiceCounts, Stretch
+from kdiff.agent.health import NOBODY, LossCounters, Losses, Moment, ServiceCounts, Stretch
 from kdiff.agent.libraries import command_files
 from kdiff.agent.names import Names
 from kdiff.agent.owners import Owners, processes_of
 from kdiff.agent.pairing import PAIRED, Pairing
 from kdiff.agent.probe_cost import measure
-from kdiff.agent.recording import Options, Summary
+from kdiff.agent.recording import Options, Summary, last_words
 from kdiff.agent.ring import chosen, joined, rings_of
-from kdiff.agent.rows import RowMaker, kernel_rows
+from kdiff.agent.rows import RowMaker
+from kdiff.agent.scheduling import Waits
 from kdiff.agent.segments import SegmentWriter, Spool
 from kdiff.agent.service_names import Services
+from kdiff.agent.services import LONGEST
 from kdiff.agent.signals import ENDING
 from kdiff.agent.targets import Targets, check_return_probes
 from kdiff.probes.program import Layers
@@ -61,13 +64,14 @@ class Recorder:
         self._announce = announce
         self.summary = Summary()
         self._host = socket.gethostname()
+        self._boot_id = boot_id()
         self._stop: int | None = None
         self._raw: list[NDArray[np.void]] = []
         self._raw_count = 0
         self._ready: list[NDArray[np.void]] = []
         self._ready_count = 0
         self._rows_made = 0
-        self._known_kernels: set[tuple[int, str]] = set()  # by id and service
+        self._announced = Announced(self._host)
 
     def run(self) -> Summary:
         """Raises AgentError when recording cannot start, or when rows could not be written at the end."""
@@ -75,13 +79,17 @@ class Recorder:
         for pid in options.pids:
             if procfs.stat(pid) is None:
                 raise AgentError(f"there is no process {pid}")
+        if options.service_name != options.service and options.service:
+            self._note(
+                f"the service is called {options.service_name}: names are of 1 to {LONGEST} printable characters"
+            )
         check_return_probes(set(options.pids), options.tracing)
-        writer = SegmentWriter(options.directory, self._host, boot_id(), time.time_ns())
+        writer = SegmentWriter(options.directory, self._host, self._boot_id, time.time_ns())
         writer.hold()
         self._gpus = Gpus()
         self._sampler = GpuSampler(self._gpus, self.summary.gpus)
         try:
-            self._trace(Spool(writer))
+            self._trace(Spool(writer, names=self._announced.again))
         finally:
             self._sampler.close()
             writer.let_go()
@@ -101,16 +109,19 @@ class Recorder:
             self._targets = Targets(
                 program, options.tracing, roots, self._note, look, options.selection, self._services
             )
-            self._owners = Owners(self._targets, self._gpus, self._services, self._host)
+            self._owners = Owners(self._targets, self._gpus, self._services, self._host, self._boot_id)
             self._losses = LossCounters(program)
             self._names = Names(Drivers(options.state), self._targets, self._targets.name_offset)
             self._discovery = Discovery()
+            self._waits = Waits() if options.tracing.scheduling else None
             self._pairing = Pairing()
             self._clock = UnixClock()
             self._device = DeviceTime(
                 self._clock, self._owners.place, self._names.kernel, self._listener.silence, self._note
             )
             self.summary.device = self._device.summary
+            if options.tracing.scheduling:
+                program.attach_scheduling()
             self.summary.cost = measure(program, options.tracing) if options.measure_cost else None
             self._rings = rings_of(program, options.tracing)
             self.summary.ring_fill = {name: ring.fill for name, ring in self._rings.items()}
@@ -123,7 +134,7 @@ class Recorder:
     def _record(self) -> None:
         options = self._options
         previous = {number: signal.signal(number, self._on_signal) for number in ENDING}
-        self._stretch = Stretch(time.time_ns(), self._services.fixed)
+        self._stretch = Stretch(time.monotonic_ns(), self._services.fixed)
         self._began = self._last_read = time.monotonic()
         self._cpu_began = time.process_time()
         command: Command | None = None
@@ -142,6 +153,7 @@ class Recorder:
                 (lambda _: None)
                 if options.tracing.layers is Layers.RUNTIME
                 else lambda number: self._pairing.graphs.of(number, self._names.kernel),
+                self._boot_id,
             )
             if options.gpu_samples:
                 self._sampler.begin(self._services.fixed, self._host)
@@ -236,16 +248,19 @@ class Recorder:
 
     def _read(self) -> None:
         """Empties both rings. Names after events: the name of every event read is in its ring by then."""
+        self._clock.refresh()
         now = time.monotonic()
         self._stretch.drain_lag_ns = max(self._stretch.drain_lag_ns, int((now - self._last_read) * 1e9))
         self._last_read = now
         events = self._rings["events"].read()
         names = self._rings["names"].read()
+        if self._waits:
+            self._waits.feed(self._rings["waits"].read())
         for pid in processes_of(events):
             if self._targets.process(pid) is None:
                 self._targets.meet(pid)
         began = events[events["kind"] == Kind.INIT]
-        for pid, at_ns in zip(began["pid"], self._clock.unix(began["timestamp_ns"].view(np.int64)), strict=True):
+        for pid, at_ns in zip(began["pid"], began["timestamp_ns"], strict=True):
             if self._targets.meet(int(pid), int(at_ns)).traced and self._targets.began_here(int(pid)):
                 self._pairing.process_began(int(pid))
         if len(names):
@@ -280,8 +295,12 @@ class Recorder:
         self._device.finish(time.monotonic(), self._pairing.waiting, last=last)
         if not len(paired):
             return
+        if self._waits:
+            self._waits.match(paired["event"], time.monotonic_ns())
         entered = paired["event"]["timestamp_ns"]
-        entered[:] = self._clock.unix(entered.view(np.int64))
+        offsets = paired["clock_offset_ns"]
+        offsets[:] = self._clock.offsets(entered.view(np.int64))
+        entered[:] = entered.view(np.int64) + offsets
         self._owners.remember(paired["event"])
         self._ready.append(paired)
         self._ready_count += len(paired)
@@ -308,19 +327,18 @@ class Recorder:
         """Writes what is ready: kernels first, the account of the time last, so that it never claims unwritten rows."""
         paired = joined(self._ready, PAIRED)
         self._ready, self._ready_count = [], 0
-        events, kernels = self._rows.make(paired)
+        events, kernels = self._rows.make(paired, self._waits.take() if self._waits else None)
         device = self._device.take()
-        fresh = {(k.id, of): (k, of) for k, of in [*device.kernels, *kernels] if (k.id, of) not in self._known_kernels}
-        self._known_kernels.update(fresh)
+        fresh = self._announced.fresh([*device.kernels, *kernels], time.time_ns())
         for service, (rows, unresolved) in self._rows.by_service(events).items():
             self._stretch.of(service).events += rows
             self._stretch.of(service).unresolved_launches += unresolved
             self.summary.unresolved_launches += unresolved
         self._rows_made += len(events)
         self.summary.launched(paired["event"]["api"][paired["event"]["kind"] < Kind.SYNC])
-        if fresh:
-            self.summary.kernels = len({kernel for kernel, _ in self._known_kernels})
-            self._spool.put("kernels", kernel_rows(fresh.values(), time.time_ns(), self._host))
+        if fresh is not None:
+            self.summary.kernels = self._announced.kernels
+            self._spool.put("kernels", fresh)
         if len(events):
             self._spool.put("cuda_events", events)
         for table, parts in (("kernel_executions", device.executions), ("device_windows", device.windows)):
@@ -329,8 +347,6 @@ class Recorder:
         if (samples := self._sampler.take()) is not None:
             self._spool.put("gpu_samples", samples)
         self._spool.put("agent_health", self._account())
-        if stepped := self._clock.take_step():
-            self._note(stepped)
         refused, dropped = self._spool.write()
         if refused is not None:
             self._note(f"{self._options.directory} cannot be written ({refused.strerror}): keeping rows in memory")
@@ -352,8 +368,12 @@ class Recorder:
             self._owners.forget(pid)
 
     def _account(self) -> pa.Table:
-        now = time.time_ns()
-        rows = self._stretch.rows(now, self._host, self._options.tracing.layers.value, self._program.attached)
+        now = time.monotonic_ns()
+        steps = self._clock.take_steps()
+        if steps.sentence:
+            self._note(steps.sentence)
+        at = Moment(self._clock.hull(self._stretch.from_ns, now), self._boot_id, self._clock.offset(now), steps)
+        rows = self._stretch.rows(at, self._host, self._options.tracing.layers.value, self._program.attached)
         told = self.summary.services
         for service, counts in self._stretch.services.items():
             told[service] = told.get(service, ServiceCounts()) + counts
@@ -368,15 +388,8 @@ class Recorder:
         self._sampler.watch(time.monotonic(), self._note)
         self._flush()
         self._show()
-        for build in sorted(self._names.unconfirmed()):
-            self._note(
-                f"names are not read on this CUDA driver (build {build or 'unknown'}): nothing has confirmed where it"
-                " keeps them; record a program from its start once, and this host knows"
-            )
-        if self._targets.slow_sites:
-            self._note(
-                f"single-stepped, about 20 us a call in a virtual machine: {', '.join(self._targets.slow_sites)}"
-            )
+        for said in last_words(self._names.unconfirmed(), self._targets.slow_sites):
+            self._note(said)
         if self._spool.waiting:
             raise AgentError(
                 f"{self._spool.events} events could not be written to {self._options.directory}: "

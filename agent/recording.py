@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from kdiff.agent.device import DeviceSummary
 from kdiff.agent.device_option import DeviceOption
+from kdiff.agent.errors import AgentError
 from kdiff.agent.gpu_samples import GpuSummary
 from kdiff.agent.health import Losses, ServiceCounts
 from kdiff.agent.probe_cost import ProbeCost
 from kdiff.agent.ring import Highest
 from kdiff.agent.selection import Selection
-from kdiff.agent.services import ENVIRONMENT, Facts, Program, service_of
+from kdiff.agent.services import ENVIRONMENT, Facts, Program, clean, service_of
 from kdiff.probes.program import Tracing
 
 
@@ -39,13 +40,29 @@ class Options:
 
     @property
     def service_name(self) -> str:
-        """What to call all of it in the store; '' where each process is called by its own service."""
+        """What to call all of it in the store, as derived names are written; '' where each process has its own service.
+
+        Raises AgentError for a name of which nothing is left.
+        """
         if self.service:
-            return _encodable(self.service)
+            if name := clean(self.service):
+                return name
+            raise AgentError("--service is blank: name the service, or leave the option out")
         if not self.command:
             return ""
         environment = {name: os.environ[name] for name in ENVIRONMENT & os.environ.keys()}
         return service_of(Facts((), environment, [Program(Path(self.command[0]).name, self.command)]))
+
+
+def last_words(unconfirmed: Iterable[str], slow_sites: Collection[str]) -> Iterator[str]:
+    """What is to be said of builds of CUDA drivers whose names are not read, and of functions slow to probe."""
+    for build in sorted(unconfirmed):
+        yield (
+            f"names are not read on this CUDA driver (build {build or 'unknown'}): nothing has confirmed where it"
+            " keeps them; record a program from its start once, and this host knows"
+        )
+    if slow_sites:
+        yield f"single-stepped, about 20 us a call in a virtual machine: {', '.join(sorted(slow_sites))}"
 
 
 @dataclass
@@ -79,8 +96,3 @@ class Summary:
         self.launches += len(apis)
         if self.cost is not None:
             self.added_ns += self.cost.added_ns(apis)
-
-
-def _encodable(name: str) -> str:
-    """Without the bytes that are no UTF-8, which a command's name may have and a column of text may not."""
-    return name.encode(errors="replace").decode()

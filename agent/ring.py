@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kdiff.probes.device_wire import HANDED
 from kdiff.probes.program import Tracing
-from kdiff.probes.wire import EVENT, NAME
+from kdiff.probes.wire import EVENT, NAME, WAIT
 
 if TYPE_CHECKING:
     from kdiff.agent.bpf import Program
@@ -90,7 +90,9 @@ class Ring:
 def rings_of(program: Program, tracing: Tracing) -> dict[str, Ring]:
     """The rings of a BPF program by name."""
     sizes = {"events": tracing.event_pages, "names": tracing.name_pages, "device": tracing.device_pages}
-    records = {"events": EVENT, "names": NAME, "device": HANDED}
+    if tracing.scheduling:
+        sizes["waits"] = tracing.wait_pages
+    records = {"events": EVENT, "names": NAME, "device": HANDED, "waits": WAIT}
     return {name: Ring(program.map(name).map_fd, pages * 4096, records[name]) for name, pages in sizes.items()}
 
 

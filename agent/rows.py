@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kdiff.agent.graphs import Graph
 from kdiff.agent.names import Kernel
 from kdiff.agent.ring import Columns, chosen, columns, in_one
+from kdiff.agent.scheduling import wait_columns
 from kdiff.probes.points import POINTS
 from kdiff.probes.wire import Kind, WireFlags
 from kdiff.queries.tables import CUDA_EVENTS, KERNELS, KIND_GRAPH_LAUNCH, KIND_LAUNCH, KIND_SYNC, EventFlags
@@ -37,7 +38,8 @@ class RowMaker:
     """Knows whose rows these are.
 
     `kernel(pid, generation, handle)`, `owner(pid, tid)`, `graph(number)`: look-ups, called once a key.
-    `service(pid)`: the names of a process's service with since when each, Unix ns, ascending; one at least.
+    `service(pid)`: the names of a process's service with since when each, monotonic ns, ascending; one at least.
+    `boot_id`: of the boot whose monotonic times they are.
     """
 
     service: Callable[[int], Sequence[tuple[int, str]]]
@@ -45,13 +47,17 @@ class RowMaker:
     kernel: Callable[[int, int, int], Kernel]
     owner: Callable[[int, int], Owner]
     graph: Callable[[int], Graph | None] = lambda number: None
+    boot_id: str = ""
 
-    def make(self, paired: NDArray[np.void]) -> tuple[pa.Table, set[tuple[Kernel, str]]]:
+    def make(
+        self, paired: NDArray[np.void], waits: NDArray[np.int64] | None = None
+    ) -> tuple[pa.Table, set[tuple[Kernel, str]]]:
         """Rows for every launch, graph launch and sync among `paired` (their times Unix ns).
 
-        And their kernels, each with the services that launched it.
+        And their kernels, each with the services that launched it. `waits`: of each of `paired`, see Waits.take.
         """
-        paired = chosen(paired, paired["event"]["kind"] <= max(_KINDS))
+        of_rows = paired["event"]["kind"] <= max(_KINDS)
+        paired, waits = chosen(paired, of_rows), None if waits is None else waits[of_rows]
         count = len(paired)
         event = columns(paired)
         kernels, which = self._kernels(event)
@@ -87,6 +93,9 @@ class RowMaker:
             "completion_ns": pa.array(event["completion_ns"]),
             "batch_launches": pa.array(event["batch_launches"]),
             "flags": pa.array(flags),
+            "boot_id": constant(self.boot_id, count),
+            "clock_offset_ns": pa.array(event["clock_offset_ns"]),
+            **wait_columns(waits, count),
         }
         table = pa.Table.from_arrays([arrays[name] for name in CUDA_EVENTS.names], schema=CUDA_EVENTS)
         pairs = encode(in_one(which.view(np.uint32), of_service.view(np.uint32)))[0]
@@ -112,7 +121,8 @@ class RowMaker:
         for index, its in enumerate(periods):
             if len(its) > 1:
                 rows = np.flatnonzero(of_process == index)
-                since = np.searchsorted([at for at, _ in its[1:]], event["timestamp_ns"][rows].view(np.int64), "right")
+                called = event["timestamp_ns"][rows].view(np.int64) - event["clock_offset_ns"][rows]
+                since = np.searchsorted([at for at, _ in its[1:]], called, "right")
                 which[rows] = np.array([names.setdefault(name, len(names)) for _, name in its], np.int32)[since]
         return list(names), which
 

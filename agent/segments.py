@@ -10,6 +10,7 @@ import errno
 import os
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -118,11 +119,18 @@ def hold(directory: Path) -> int:
 class Spool:
     """Tables on their way to the disk, in order. While the disk refuses them they wait in memory, which is bounded."""
 
-    def __init__(self, writer: SegmentWriter, keep_at_most: int = _KEEP_AT_MOST_ROWS) -> None:
+    def __init__(
+        self,
+        writer: SegmentWriter,
+        keep_at_most: int = _KEEP_AT_MOST_ROWS,
+        *,
+        names: Callable[[], list[pa.Table]] = list,
+    ) -> None:
+        """`names`: what `kernels` is to have again where the directory was removed, all that waits for it included."""
         self.writer = writer
+        self._kernels_again = names
         self._keep_at_most = keep_at_most
         self._waiting: deque[tuple[str, pa.Table]] = deque()
-        self._names: list[pa.Table] = []  # all that was put into `kernels`
         self.renewed = False  # whether the directory was removed, and made anew
         self.dropped_executions = 0  # rows of `kernel_executions` that went for room
         self._dropped: Counter[tuple[str, str]] = Counter()  # events by service and kind
@@ -142,8 +150,6 @@ class Spool:
 
     def put(self, table: str, rows: pa.Table) -> None:
         """Queues rows behind those that wait."""
-        if table == "kernels":
-            self._names.append(rows)
         self._waiting.append((table, rows))
 
     def write(self) -> tuple[OSError | None, int]:
@@ -161,8 +167,11 @@ class Spool:
     def _name_again(self) -> None:
         """The names of kernels went with the directory: rows that follow need them."""
         self.renewed = True
-        others = [entry for entry in self._waiting if entry[0] != "kernels"]
-        self._waiting = deque([*(("kernels", rows) for rows in self._names), *others])
+        again = self._kernels_again()
+        known = {pair for rows in again for pair in _pairs(rows)}
+        # What waits may have been forgotten since, where one flush has more kernels than are remembered.
+        others = [entry for entry in self._waiting if entry[0] != "kernels" or not known.issuperset(_pairs(entry[1]))]
+        self._waiting = deque([*(("kernels", rows) for rows in again), *others])
 
     def take_dropped(self) -> dict[str, Losses]:
         """The events of each service that went for room since this was last asked."""
@@ -188,3 +197,7 @@ class Spool:
 
 def _safe(host: str) -> str:
     return "".join(c if c.isalnum() or c in "-." else "_" for c in host) or "host"
+
+
+def _pairs(kernels: pa.Table) -> set[tuple[int, str]]:
+    return set(zip(kernels["kernel_id"].to_pylist(), kernels["service"].to_pylist(), strict=True))

@@ -20,7 +20,7 @@ OTHER: Final = "other"
 _UNUSED_S: Final = 86_400.0  # after which a name makes room for another
 _MOST_ANCESTORS: Final = 16
 
-Period = tuple[int, str]  # since when, Unix ns, and the name
+Period = tuple[int, str]  # since when, monotonic ns, and the name
 
 
 def facts_of(pid: int) -> Facts:
@@ -73,7 +73,7 @@ class Services:
         self._renamed: set[int] = set()
 
     def decide(self, pid: int, since_ns: int) -> None:
-        """Looks at a process that was not seen before, or that is another program since then (Unix ns)."""
+        """Looks at a process that was not seen before, or that is another program since then (monotonic ns)."""
         if self.fixed:
             return
         name = self._admitted(service_of(self._facts(pid)), time.monotonic())
@@ -82,16 +82,17 @@ class Services:
             return
         if periods:
             self._renamed.add(pid)
+            since_ns = max(since_ns, periods[-1][0])  # one that is told by an older call is not therefore an older name
         periods.append((since_ns, name))
 
     def periods(self, pid: int) -> list[Period]:
-        """The names of a process, the first of which it had from its start; one at least."""
+        """The names of a process, ascending, the first of which it had from its start; one at least."""
         return self._periods.get(pid) or [(0, self.fixed or service_of(Facts()))]
 
-    def at(self, pid: int, unix_ns: int) -> str:
+    def at(self, pid: int, monotonic_ns: int) -> str:
         """The name of a process at a time."""
         periods = self.periods(pid)
-        return next((name for since, name in reversed(periods) if since <= unix_ns), periods[0][1])
+        return next((name for since, name in reversed(periods) if since <= monotonic_ns), periods[0][1])
 
     def of_losses(self, pid: int) -> str:
         """Who lost what a process has lost since `losses_read`; '' where that is not known."""

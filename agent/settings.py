@@ -31,8 +31,9 @@ def load_file(context: typer.Context, given: Path | None) -> None:
     settings = settings_of(context.command)
     refuse_unknown(os.environ, settings)
     for key, option in settings.items():
-        if text := os.environ.get(variable_of(key)):
-            _check_choice(variable_of(key), text, option)
+        for variable in _variables_of(key, option):
+            if text := os.environ.get(variable):
+                _check_choice(variable, text, option)
     if given is None and not _is_there(path):
         return
     said = _read(path)
@@ -45,6 +46,23 @@ def load_file(context: typer.Context, given: Path | None) -> None:
     context.default_map = {
         str(settings[key].name): _checked(f"{shown}: {key}", value, settings[key]) for key, value in said.items()
     }
+
+
+def setting(key: str, environment: Mapping[str, str]) -> str:
+    """What a text is set to where no flag says: by its variable, else by the file that `run` reads; '' by neither.
+
+    Raises AgentError where the file does not tell.
+    """
+    if text := environment.get(variable_of(key)):
+        return text
+    named = environment.get(variable_of("config"))
+    path = Path(named) if named else FILE
+    if not named and not _is_there(path):
+        return ""
+    value = _read(path).get(key, "")
+    if not isinstance(value, str):
+        raise AgentError(f"{masked(str(path))}: {key} is a text: write it in quotes")
+    return value
 
 
 def settings_of(command: Any) -> dict[str, Any]:
@@ -71,8 +89,15 @@ def source_of(context: typer.Context, option: Any, path: Path | None) -> str:
     """Where the value of an option came from, in words."""
     source = getattr(context.get_parameter_source(str(option.name)), "name", "DEFAULT")
     if source == "ENVIRONMENT":
-        return variable_of(max(option.opts, key=len).removeprefix("--"))
+        variables = _variables_of(max(option.opts, key=len).removeprefix("--"), option)
+        return next((name for name in variables if os.environ.get(name)), variables[0])
     return {"DEFAULT_MAP": str(path or FILE), "COMMANDLINE": "flag"}.get(source, "default")
+
+
+def _variables_of(key: str, option: Any) -> list[str]:
+    """Those that an option is taken from: its own, or those that it names, the first goes before the others."""
+    named = [option.envvar] if isinstance(option.envvar, str) else option.envvar
+    return list(named or [variable_of(key)])
 
 
 def _is_there(path: Path) -> bool:

@@ -158,7 +158,7 @@ class Targets:
     def meet(self, pid: int, called_ns: int | None = None) -> Process:
         """Looks at a process that called CUDA: decides, tells BPF, and looks at what it maps now and soon again.
 
-        `called_ns`: when it did, Unix time; where it is another program by now it was that by then.
+        `called_ns`: when it did, monotonic; where it is another program by now it was that by then.
         """
         found = procfs.stat(pid)
         known = self._processes.get(pid)
@@ -199,7 +199,7 @@ class Targets:
             process.traced = self._wanted(process.pid)
             self._tell_bpf(process)
         if process.traced:
-            self._services.decide(process.pid, time.time_ns() if called_ns is None else called_ns)
+            self._services.decide(process.pid, time.monotonic_ns() if called_ns is None else called_ns)
 
     def _wanted(self, pid: int) -> bool:
         if self._roots is None:
@@ -327,9 +327,9 @@ class Targets:
 
 
 def _began_ns(found: procfs.Stat) -> int:
-    """When a process began, Unix time in ns, to a tick of the kernel's."""
+    """When a process began, monotonic ns, to a tick of the kernel's; earlier where the host has slept since."""
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - found.start_ticks / _TICKS_PER_SECOND
-    return time.time_ns() - round(age_s * 1e9)
+    return time.monotonic_ns() - round(age_s * 1e9)
 
 
 def returns_may_kill() -> bool:

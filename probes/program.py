@@ -37,6 +37,9 @@ class Tracing:
     name_pages: int = 1024  # 4 MiB hold 3,900 names between two reads
     device_pages: int = 4096  # 16 MiB hold 1,000 batches, or 189,000 executions on the device
     loss_entries: int = 4096  # processes, for each kind of event, whose losses are told apart
+    scheduling: bool = False  # also for how long launching threads are off the processor
+    threads: int = 16384  # that launch, at once: of more it is unknown
+    wait_pages: int = 512  # 2 MiB hold 37,000 events whose thread has waited
 
     def probes(self, point: Point) -> bool:
         """Whether this point is probed."""
@@ -86,6 +89,11 @@ def cookie(tracing: Tracing, point: Point) -> int:
 
 
 PROGRAMS: Final = ("call_entry", "call_return", "lifecycle_entry", "lifecycle_return", "device_entry")
+TRACEPOINTS: Final = {  # of raw tracepoints of the kernel, the one that forgets threads first
+    "sched_exited": "sched_process_exit",
+    "sched_woken": "sched_wakeup",
+    "sched_switched": "sched_switch",
+}
 ONE_PROCESS: Final = frozenset({"device_entry"})  # attached to one process at a time
 _MOST_EXECUTIONS: Final = (BATCH_BYTES - BATCH.itemsize) // EXECUTION.itemsize  # in a batch
 
@@ -101,6 +109,7 @@ def source(tracing: Tracing, *, arch: str | None = None) -> str:
             f"#define KDIFF_DEVICE_PAGES {tracing.device_pages}",
             f"#define KDIFF_LOSS_ENTRIES {tracing.loss_entries}",
             f"#define MOST_EXECUTIONS {_MOST_EXECUTIONS}",
+            *_scheduling(tracing),
             "#include <uapi/linux/ptrace.h>",
             "#include <linux/types.h>",
             *define("SHAPE", Shape),
@@ -109,6 +118,17 @@ def source(tracing: Tracing, *, arch: str | None = None) -> str:
             c_header(),
             handed_header(),
             (bpf / "abi.h").read_text(),
+            (bpf / "scheduling.h").read_text(),
             (bpf / "kdiff.bpf.c").read_text(),
         ]
     )
+
+
+def _scheduling(tracing: Tracing) -> list[str]:
+    if not tracing.scheduling:
+        return []
+    return [
+        "#define KDIFF_SCHEDULING 1",
+        f"#define KDIFF_THREADS {tracing.threads}",
+        f"#define KDIFF_WAIT_PAGES {tracing.wait_pages}",
+    ]

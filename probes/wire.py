@@ -1,6 +1,6 @@
 """The records that travel from BPF to the agent: one definition for C and for numpy.
 
-Each record is a list of (C type, field name, count). `c_header` renders it as a C struct, `EVENT` and `NAME`
+Each record is a list of (C type, field name, count). `c_header` renders it as a C struct, `EVENT`, `NAME` and `WAIT`
 are the numpy dtypes of the same bytes. Fields are ordered by falling alignment, so that neither side pads.
 """
 
@@ -64,6 +64,9 @@ class WireFlags(IntFlag):
     RUNTIME_HANDLE = 2  # handle is the runtime's argument: the driver was not reached or is not probed
     PER_THREAD = 4  # a _ptsz function: stream 0 means the calling thread's own default stream
     STORED = 8  # handle is what the call stored where its argument points to
+    WAITS_KNOWN = 16  # what the thread waited in the call is: 0, unless WAITED
+    WAITS_BEFORE_KNOWN = 32  # the same of the time since the thread's call before
+    WAITED = 64  # the ring of waits has a record of this thread and timestamp
 
 
 Field = tuple[str, str, int]
@@ -99,6 +102,16 @@ _NAME_FIELDS: Final[list[Field]] = [
     ("char", "name", NAME_BYTES),
 ]
 
+_WAIT_FIELDS: Final[list[Field]] = [
+    ("u64", "timestamp_ns", 1),  # of the event that it belongs to
+    ("u64", "runnable_ns", 1),  # in the call: ready to run, without a processor
+    ("u64", "blocked_ns", 1),  # in the call: not ready
+    ("u64", "runnable_before_ns", 1),  # the same between the thread's call before and this one
+    ("u64", "blocked_before_ns", 1),
+    ("u32", "pid", 1),
+    ("u32", "tid", 1),
+]
+
 _NUMPY: Final = {"u64": "<u8", "u32": "<u4", "s32": "<i4", "u8": "u1"}
 
 
@@ -117,6 +130,7 @@ def dtype(fields: list[Field]) -> np.dtype[np.void]:
 
 EVENT: Final = dtype(_EVENT_FIELDS)
 NAME: Final = dtype(_NAME_FIELDS)
+WAIT: Final = dtype(_WAIT_FIELDS)
 
 
 def struct(tag: str, fields: list[Field]) -> str:
@@ -132,7 +146,7 @@ def define(prefix: str, enum: type[IntEnum] | type[IntFlag]) -> list[str]:
 
 
 def c_header() -> str:
-    """The C declarations of both records and of every constant above, with their sizes asserted."""
+    """The C declarations of the records and of every constant above, with their sizes asserted."""
     lines = [
         *define("KIND", Kind),
         *define("SYNC", Sync),
@@ -143,4 +157,5 @@ def c_header() -> str:
         f"#define NAME_BYTES {NAME_BYTES}",
         f"#define DEFAULT_NAME_OFFSET {DEFAULT_NAME_OFFSET}",
     ]
-    return "\n".join(lines) + "\n" + struct("event_record", _EVENT_FIELDS) + struct("name_record", _NAME_FIELDS)
+    records = {"event_record": _EVENT_FIELDS, "name_record": _NAME_FIELDS, "wait_record": _WAIT_FIELDS}
+    return "\n".join(lines) + "\n" + "".join(struct(tag, fields) for tag, fields in records.items())

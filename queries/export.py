@@ -6,6 +6,10 @@ same memory. The directory appears once it is whole.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import glob
 import os
 import secrets
 import shutil
@@ -20,6 +24,7 @@ from typing import Final
 import pyarrow as pa
 
 from kdiff.queries.errors import StoreError
+from kdiff.queries.locks import lock
 from kdiff.queries.printable import printable
 from kdiff.queries.segments_write import required, sync_directory, write_batches
 from kdiff.queries.store import Params, Store
@@ -28,6 +33,9 @@ from kdiff.queries.tables import TABLES
 MAX_ROWS: Final = 250_000
 """Rows of one question and of one segment: with names of kernels of 1 kB, 250 MB."""
 _SLICES: Final = 1_000
+_SUFFIX: Final = ".partial"
+_LEFT_AFTER_S: Final = 60.0
+"""A directory is made a moment before it is locked."""
 _LARGE: Final = ("cuda_events", "kernel_executions", "gpu_samples")
 
 
@@ -69,7 +77,7 @@ def write_capture(
     counts: dict[str, int] = {}
     # As a recording names segments: shipping relies on it that no other is called the same.
     prefix = f"export-{secrets.token_hex(4)}-{time.time_ns()}"
-    with _appearing(root) as beside:
+    with appearing(root) as beside:
         for number, piece in enumerate((*pieces, *small)):
             params: Params = {"from_ns": piece.from_ns, "to_ns": piece.to_ns, "service": service}
             rows = store.query(f"rows_{piece.table}", params)
@@ -100,12 +108,19 @@ def require_free(root: Path) -> None:
 
 
 @contextmanager
-def _appearing(root: Path) -> Iterator[Path]:
-    """A directory beside `root` that takes its place at the end; where that fails nothing is left."""
+def appearing(root: Path) -> Iterator[Path]:
+    """A directory beside `root` that takes its place at the end; where that fails nothing is left. Raises StoreError.
+
+    An OSError inside is taken for one of writing.
+    """
     require_free(root)
+    _remove_left(root)
+    held = -1
     try:
-        beside = Path(tempfile.mkdtemp(prefix=f".{root.name[:100]}.", suffix=".partial", dir=root.parent))
+        beside = Path(tempfile.mkdtemp(prefix=_prefix(root), suffix=_SUFFIX, dir=root.parent))
         try:
+            held = os.open(beside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            lock(held)
             yield beside
             beside.chmod(0o755)
             for folder in (*beside.iterdir(), beside):
@@ -116,9 +131,34 @@ def _appearing(root: Path) -> Iterator[Path]:
             shutil.rmtree(beside, ignore_errors=True)
             raise
     except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise StoreError(f"{printable(str(root))} was made by another meanwhile: name another with -o") from error
         raise StoreError(
             f"{printable(str(root))} cannot be written ({error.strerror}): free space, or name another with -o"
         ) from error
+    finally:
+        if held >= 0:
+            os.close(held)
+
+
+def _prefix(root: Path) -> str:
+    return f".{root.name[:100]}."
+
+
+def _remove_left(root: Path) -> None:
+    """What was being made for `root` by this user and whose maker was killed: nobody holds its lock."""
+    with contextlib.suppress(OSError):
+        for path in root.parent.glob(f"{glob.escape(_prefix(root))}????????{_SUFFIX}"):
+            with contextlib.suppress(OSError):
+                held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    info = os.fstat(held)
+                    if info.st_uid == os.geteuid() and time.time() - info.st_mtime > _LEFT_AFTER_S:
+                        # Where there are no locks, who is still at work cannot be told from who was killed.
+                        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        shutil.rmtree(path)
+                finally:
+                    os.close(held)
 
 
 def _in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -28,7 +28,7 @@ _REMEMBERED: Final = 1_000_000
 _REPLICATED: Final = 50_000
 _REMEMBERED_S: Final = 7 * 86_400
 _RAW: Final = ("cuda_events", "kernel_executions", "gpu_samples")
-_KEPT: Final = ("device_windows", "kernels", "agent_health", "shipped_segments", *ROLLUPS)
+_KEPT: Final = ("device_windows", "kernels", "agent_health", "shipped_segments", "verdicts", *ROLLUPS)
 # What a Distributed table spreads rows by: the rows of a GPU lie on one shard, where its roll-ups are made.
 _SHARDED_BY: Final = {
     "cuda_events": "cityHash64(host, gpu_uuid)",
@@ -46,6 +46,7 @@ _SHARDED_BY: Final = {
     "health_hours": "cityHash64(host)",
     "device_hours": "cityHash64(host)",
     "hours_since": "toUnixTimestamp(since)",
+    "verdicts": "cityHash64(kernel_name)",
     "schema_versions": "version",
 }
 _VERSIONS: Final = """CREATE TABLE IF NOT EXISTS schema_versions{suffix}{on_cluster}
@@ -58,7 +59,7 @@ _VERSIONS: Final = """CREATE TABLE IF NOT EXISTS schema_versions{suffix}{on_clus
 ENGINE = {replicated}ReplacingMergeTree(applied_at)
 ORDER BY version
 SETTINGS {remember}"""
-_EXISTS: Final = (57, 82)  # another is creating the same table or database at this moment
+_EXISTS: Final = (15, 57, 82, 517)  # another is making or changing the same table or database at this moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ def plan(
         if migration.version in applied:
             continue
         for sql in _statements(migration.template, cluster, *keep):
-            table = re.match(r"CREATE TABLE IF NOT EXISTS (\w+?)(?:_local)?\b", sql)
+            table = re.match(r"(?:CREATE TABLE IF NOT EXISTS|ALTER TABLE) (\w+?)(?:_local)?\b", sql)
             statements += map(Statement, _on_cluster(table[1] if table else "", [sql], database, cluster))
         statements.append(Statement(_remember(migration)))
     # In a new database too: a migration that was cut short may have left tables that keep rows for other times.
@@ -147,7 +148,7 @@ def migrate(
     """
     applied = _applied(client, database)
     _verify(applied)
-    _require_own(client, database)
+    _require_own(client, database, applied)
     there = retention(client, database)
     before = client.database
     try:
@@ -203,20 +204,36 @@ def _applied(client: Any, database: str) -> dict[int, str]:
     return {int(version): str(checksum) for version, checksum in rows}
 
 
-def _require_own(client: Any, database: str) -> None:
-    """Raises StoreError where a table of a known name lacks columns: it is not kdiff's, and CREATE would pass it by."""
+def _require_own(client: Any, database: str, applied: Collection[int]) -> None:
+    """Raises StoreError where a table of a known name lacks columns: it is not kdiff's, and CREATE would pass it by.
+
+    Those that a migration is going to add may be missing.
+    """
+    due = {column for column, version in _added().items() if version not in applied}
     there: dict[str, set[str]] = {}
     for table, column in client.query(
         "SELECT table, name FROM system.columns WHERE database = {database:String}", parameters={"database": database}
     ).result_rows:
         there.setdefault(table, set()).add(column)
     for table, schema in TABLES.items():
-        missing = [name for name in schema.names if name not in there.get(table, schema.names)]
+        columns = there.get(table, schema.names)
+        missing = [name for name in schema.names if name not in columns and (table, name) not in due]
         if missing:
             raise StoreError(
                 f"the database {printable(database)} has a table {table} that is not kdiff's (no column {missing[0]}): "
                 "name another database, or rename the table"
             )
+
+
+def _added() -> dict[tuple[str, str], int]:
+    """The columns that migrations add to tables that are there, (table, column), and in which version."""
+    return {
+        (changed[1], column): migration.version
+        for migration in migrations()
+        for sql in _statements(migration.template, "", RAW_DAYS, ROLLUP_DAYS)
+        if (changed := re.match(r"ALTER TABLE (\w+)", sql))
+        for column in re.findall(r"ADD COLUMN IF NOT EXISTS (\w+)", sql)
+    }
 
 
 def _verify(applied: dict[int, str]) -> None:
@@ -273,9 +290,11 @@ def _select(name: str, table: str, suffix: str) -> str:
 
 
 def _on_cluster(table: str, statements: list[str], database: str, cluster: str) -> list[str]:
-    """The statements, and behind the one that makes a table on each shard the table over all of them."""
+    """The statements, and behind one that makes or changes a table on each shard the same for the table over them."""
     if not cluster or table not in _SHARDED_BY:
         return statements
+    if statements[0].startswith("ALTER"):
+        return [*statements, *(sql.replace(f"{table}_local", table, 1) for sql in statements)]
     return [
         *statements,
         f"CREATE TABLE IF NOT EXISTS {table} ON CLUSTER {_quoted(cluster)} AS {table}_local\n"

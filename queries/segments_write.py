@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 
 from kdiff.queries.locks import lock
 from kdiff.queries.shipping_notes import OWN_NAME
-from kdiff.queries.tables import NULLABLE, TABLES
+from kdiff.queries.tables import NULLABLE, TABLES, WAITS
 
 _COMPRESSION_LEVEL: Final = 3
-_MEASURES: Final = ("duration_ns", "completion_ns", "queue_ns")
+_MEASURES: Final = ("duration_ns", "completion_ns", "queue_ns", *WAITS.names)
 _BEGUN_WITHIN_S: Final = 1.0  # its writer may not have locked it yet
 _TORN_AFTER_S: Final = 3600.0  # where the file system has no locks
 

@@ -31,10 +31,23 @@ _PLACE: Final = [
     ("pid", pa.uint32()),
     ("container_id", _DICT),
 ]
+_CLOCK: Final = [
+    ("boot_id", _DICT),  # the boot of the host whose CLOCK_MONOTONIC is meant; '' = not recorded, then the next is 0
+    ("clock_offset_ns", pa.int64()),  # a row's times less this are by that clock, which is never set
+]
 _SHAPE: Final = [
     *[(f"grid_{a}", pa.uint32()) for a in "xyz"],  # of a graph launch: how many kernels, a hash of shapes
     *[(f"block_{a}", pa.uint32()) for a in "xyz"],
 ]
+
+WAITS: Final = pa.schema(  # of the thread that called; null = unknown, as everywhere without --scheduling
+    [
+        ("runnable_ns", pa.int64()),  # in the call: ready to run, but without a processor
+        ("blocked_ns", pa.int64()),  # in the call: asleep, or waiting for something
+        ("runnable_before_ns", pa.int64()),  # the same from the end of the thread's launch or sync before to this one's
+        ("blocked_before_ns", pa.int64()),  # entry; null of its first one. Without a return: from entry to entry
+    ]
+)
 
 CUDA_EVENTS: Final = pa.schema(
     [
@@ -54,6 +67,8 @@ CUDA_EVENTS: Final = pa.schema(
         ("completion_ns", pa.int64()),  # launch entry to the end of the sync that proves it finished; 0 = unknown
         ("batch_launches", pa.uint32()),  # launches that share that sync, or this one; 1 = isolated; 0 = unknown
         ("flags", pa.uint16()),  # EventFlags
+        *_CLOCK,
+        *WAITS,
     ]
 )
 
@@ -74,6 +89,7 @@ KERNEL_EXECUTIONS: Final = pa.schema(
         ("graph_node_id", pa.uint64()),
         # Launch call to device start; timestamp_ns - queue_ns is the timestamp_ns of the launch's row in cuda_events.
         ("queue_ns", pa.int64()),  # 0 = unknown
+        *_CLOCK,
     ]
 )
 
@@ -93,6 +109,7 @@ DEVICE_WINDOWS: Final = pa.schema(
         ("inside_ns", pa.int64()),  # time in the calls that opened and closed it
         ("ended", _DICT),  # duration, budget, yielded, unheard, exit, failed, shed; '' = unknown
         ("skipped", pa.uint32()),  # windows before it that another user of CUPTI forbade
+        *_CLOCK,  # the offset when it opened
     ]
 )
 
@@ -124,6 +141,9 @@ AGENT_HEALTH: Final = pa.schema(
         ("drain_lag_ns", pa.int64()),  # the longest time between two reads of the ring
         ("attached_probes", pa.uint32()),
         ("unresolved_launches", pa.uint64()),
+        *_CLOCK,  # the offset at its end
+        ("clock_set_ns", pa.int64()),  # by how much Unix time was set meanwhile: stretches around it overlap, or gape
+        ("slept_ns", pa.int64()),  # for how long the host was suspended meanwhile
     ]
 )
 
@@ -153,8 +173,8 @@ GPU_SAMPLES: Final = pa.schema(
     ]
 )
 
-NULLABLE: Final = frozenset(GPU_SAMPLES.names[6:-2])
-"""The columns that may be null, for a reading that a GPU does not have. No other does."""
+NULLABLE: Final = frozenset((*GPU_SAMPLES.names[6:-2], *WAITS.names))
+"""The columns that may be null: readings that a GPU does not have, and what a recording was not asked for."""
 
 ROLLUPS: Final = {
     "health_hours": "hour",

@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 
 from kdiff.analysis.compare import Options, compare
 from kdiff.analysis.evidence import Evidence
+from kdiff.analysis.output import output_format
 from kdiff.analysis.report import KernelReport, Report
 from kdiff.analysis.window import Window
 from kdiff.queries.store import CaptureStore
-from kdiff.queries.tables import TABLES
+from kdiff.queries.tables import TABLES, WAITS
 
 SECOND = 1_000_000_000
 MINUTE = 60 * SECOND
@@ -25,7 +26,7 @@ AFTER = Window(T0 + 10 * MINUTE, T0 + 20 * MINUTE)
 
 
 def table(name: str, columns: Mapping[str, Any], rows: int | None = None) -> pa.Table:
-    """A table of schema `name`; a scalar is repeated, a column not given is 0 or ''."""
+    """A table of schema `name`; a scalar is repeated, a column not given is 0 or '', what threads waited null."""
     schema = TABLES[name]
     if rows is None:
         rows = max((len(v) for v in columns.values() if not isinstance(v, (str, int))), default=1)
@@ -35,6 +36,9 @@ def table(name: str, columns: Mapping[str, Any], rows: int | None = None) -> pa.
     for column in schema:
         if pa.types.is_list(column.type):
             arrays.append(pa.array(columns.get(column.name, [[]] * rows), column.type))
+            continue
+        if column.name in WAITS.names and column.name not in columns:
+            arrays.append(pa.nulls(rows, column.type))
             continue
         text = pa.types.is_dictionary(column.type) or pa.types.is_string(column.type)
         value = columns.get(column.name, "" if text else 0)
@@ -136,7 +140,10 @@ class TwoWindows:
     def compare(self, **options: Any) -> Report:
         """The comparison, with these Options."""
         with CaptureStore(self.root) as store:
-            return compare(Evidence(store, BEFORE), Evidence(store, AFTER), Options(**options))
+            report = compare(Evidence(store, BEFORE), Evidence(store, AFTER), Options(**options))
+        for name in ("json", "argo"):  # held to their schema, see conftest.py
+            output_format(name).render(report, 80, colour=False)
+        return report
 
 
 def only(report: Report, name: str = "gelu") -> KernelReport:

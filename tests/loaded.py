@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from kdiff.queries.address import Address
 from kdiff.queries.connection import connect
 from kdiff.queries.migrations import migrate
-from kdiff.queries.tables import TABLES
+from kdiff.queries.tables import NULLABLE, TABLES
 
 KEEP_DAYS = 36_500  # recordings grow old
 
@@ -27,11 +27,13 @@ def load(address: Address, *roots: Path) -> None:
 
 
 def whole(table: str, rows: pa.Table) -> pa.Table:
-    """`rows` with every column of the schema; those an older agent did not write are 0 or ''."""
+    """`rows` with every column of the schema; those an older agent did not write are null, or 0 or '' where none is."""
     columns = []
     for column in TABLES[table]:
         if column.name in rows.column_names:
             columns.append(rows.column(column.name).cast(column.type))
+        elif column.name in NULLABLE:
+            columns.append(pa.nulls(len(rows), column.type))
         elif pa.types.is_list(column.type):
             columns.append(pa.array([[]] * len(rows), column.type))
         else:

@@ -5,9 +5,10 @@
  * return of the call that opened it emits the row. Which return that is, the stack pointer tells.
  *
  * Four programs serve every CUDA function: what is particular to a function is in the cookie of its probe (COOKIE_*).
- * A fifth, device_entry, copies what the device library hands over.
+ * A fifth, device_entry, copies what the device library hands over. scheduling.h has those of --scheduling.
  *
- * Compiled with KDIFF_EVENT_PAGES, KDIFF_NAME_PAGES, KDIFF_DEVICE_PAGES and KDIFF_LOSS_ENTRIES.
+ * Compiled with KDIFF_EVENT_PAGES, KDIFF_NAME_PAGES, KDIFF_DEVICE_PAGES and KDIFF_LOSS_ENTRIES; with KDIFF_SCHEDULING also
+ * with KDIFF_THREADS and KDIFF_WAIT_PAGES.
  */
 struct process {
     u32 decision;
@@ -80,13 +81,14 @@ static __always_inline void count_lost(u32 pid, u32 kind, u64 records)
         *n += records;
 }
 
-static __always_inline void emit(struct event_record *event)
+static __always_inline void emit(struct event_record *event, struct waited *waited)
 {
     struct event_record *slot = events.ringbuf_reserve(sizeof(*slot));
     if (!slot) {
         count_lost(event->pid, event->kind, 1);
         return;
     }
+    emit_waits(event, waited);
     __builtin_memcpy(slot, event, sizeof(*slot));
     events.ringbuf_submit(slot, 1 /* BPF_RB_NO_WAKEUP: the agent polls */);
 }
@@ -234,6 +236,7 @@ int call_entry(struct pt_regs *ctx)
             call->caller = caller_of(sp, call->caller);
         call->in_runtime = role & ROLE_RUNTIME;
         e->timestamp_ns = bpf_ktime_get_ns();
+        begin_waits(id, kind);
         e->pid = pid;
         e->tid = id;
         e->generation = process ? process->generation : 0;
@@ -250,8 +253,10 @@ int call_entry(struct pt_regs *ctx)
     if (kind == KIND_LAUNCH)
         note_name(process, e, call, role & ROLE_RUNTIME ? SOURCE_RUNTIME : SOURCE_HANDLE);
     if (!(role & ROLE_RETURNS)) {
+        struct waited waited = {};
         e->flags |= FLAG_NO_RETURN;
-        emit(e);
+        end_waits(e, 0, &waited);
+        emit(e, &waited);
         call->sp = 0;
         call->in_runtime = 0;
     }
@@ -265,8 +270,10 @@ int call_return(struct pt_regs *ctx)
     struct call *call = calls.lookup(&id);
     if (!call || call->sp == 0 || call->sp != ENTRY_SP(ctx))
         return 0;
+    struct waited waited = {};
     call->sp = 0;
     call->in_runtime = 0;
+    end_waits(&call->event, 1, &waited);
     call->event.duration_ns = bpf_ktime_get_ns() - call->event.timestamp_ns;
     call->event.status = RESULT(ctx);
     if (call->event.flags & FLAG_STORED) {
@@ -274,7 +281,7 @@ int call_return(struct pt_regs *ctx)
         call->event.handle = 0;
         bpf_probe_read_user(&call->event.handle, sizeof(u64), (void *)where);
     }
-    emit(&call->event);
+    emit(&call->event, &waited);
     return 0;
 }
 
@@ -297,11 +304,12 @@ static __always_inline void new_generation(u32 pid)
 static __always_inline void note_init(u64 id)
 {
     struct event_record event = {};
+    struct waited waited = {};
     event.timestamp_ns = bpf_ktime_get_ns();
     event.pid = id >> 32;
     event.tid = id;
     event.kind = KIND_INIT;
-    emit(&event);
+    emit(&event, &waited);
 }
 
 int lifecycle_entry(struct pt_regs *ctx)

@@ -219,7 +219,7 @@ def test_a_program_killed_in_a_window_leaves_what_it_handed_over(tmp_path: Path)
 
 
 def test_an_agent_that_ends_leaves_the_program_alone(tmp_path: Path) -> None:
-    args = ("--duration", 3.5, "--rate", 5000)
+    args = ("--duration", 60, "--rate", 5000)
     env = {"CUDA_INJECTION64_PATH": str(library()), "KDIFF_DEVICE_TIME": "50/100"}
     load = Load(tmp_path, *args, env=env, in_window=False)
     process = subprocess.Popen(
@@ -229,6 +229,8 @@ def test_an_agent_that_ends_leaves_the_program_alone(tmp_path: Path) -> None:
     done = subprocess.run(command, env={**os.environ, "KDIFF_DEBUG": "1"}, capture_output=True, text=True, check=False)
     left = time.monotonic_ns()
     assert done.returncode == 0, done.stderr
+    time.sleep(1)  # it launches without an agent
+    process.terminate()
     _, error = process.communicate(timeout=20)
     assert (process.returncode, error) == (0, b"")
     calls = load_calls(tmp_path / "calls")

@@ -79,7 +79,7 @@ def test_on_this_machine_as_root_probes_work(tmp_path: Path) -> None:
     assert groups[""]["schema"] == "kdiff-doctor/1"
     assert groups[""]["recording"] == "works"
     assert {check["level"] for check in groups["Probes"].values()} == {"ok"}
-    assert list(groups["Probes"]) == ["BPF program", "uprobes", "return probes", "device time"]
+    assert list(groups["Probes"]) == ["BPF program", "uprobes", "return probes", "device time", "scheduling"]
     assert {groups["Host"][name]["level"] for name in ("permission", "kernel", "disk")} == {"ok"}
     assert groups["Device time"]["library"]["level"] == "ok"
     assert not capture.exists()

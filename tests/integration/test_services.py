@@ -181,11 +181,13 @@ def test_one_name_for_all_wins(tmp_path: Path) -> None:
 
 
 def test_processes_that_are_named_by_pid_are_their_services_too(tmp_path: Path) -> None:
-    running = start_all([load(name, 307, "--wait-before", 4, KDIFF_SERVICE=name) for name in "ab"])
-    command = agent_command(tmp_path / "capture", *(part for p in running for part in ("--pid", str(p.pid))))
-    agent = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    finish(running)
-    assert agent.returncode == 0, agent.stderr
+    go = tmp_path / "go"
+    running = start_all([load(name, 307, "--go-file", go, KDIFF_SERVICE=name) for name in "ab"])
+    with whole_host(tmp_path / "capture", *(part for p in running for part in ("--pid", str(p.pid)))) as agent:
+        go.touch()
+        finish(running)
+        _, stderr = agent.communicate(timeout=60)
+    assert agent.returncode == 0, stderr
     launches = Recording(tmp_path / "capture", 0, "").launches.groupby(["pid", "service"]).size().to_dict()
     assert launches == {(process.pid, name): 307 for process, name in zip(running, "ab", strict=True)}
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdiff.agent import demangle as module
 from kdiff.agent.demangle import demangle
+from kdiff.queries import kernel_names as module
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,39 @@ def test_no_name_does_harm(tail: str) -> None:
 def test_deep_names_do_no_harm(body: str) -> None:
     assert demangle("_Z" + body) == "_Z" + body
     assert demangle("_Z" + "i" * 70_000) == "_Z" + "i" * 70_000
+
+
+def doubling(levels: int) -> str:
+    """pair<A, A>, then pairs of the pair before: twice as long at each level."""
+    digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    return "_Z1f1ASt4pairIS_S_E" + "".join(f"S0_IS{digits[n - 1]}_S{digits[n - 1]}_E" for n in range(2, levels))
+
+
+NESTED_PACKS = "_Z1fIJ" + "i" * 60 + "EEv" + "DpSt4pairIT_" * 5 + "i" + "E" * 5
+
+
+@pytest.mark.parametrize("name", [doubling(32), NESTED_PACKS])
+def test_a_name_that_stands_for_gigabytes_stays(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Of 350 characters and of 135: without a bound they take all of the memory."""
+    monkeypatch.setattr(module, "_ended", 0)
+    assert demangle(name) == name
+    assert module._ended == 1
+
+
+def test_after_three_of_them_none_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ended", 3)
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("was tried"))
+    assert demangle.__wrapped__(doubling(30)) == doubling(30)
+
+
+def test_many_references_are_followed_where_the_name_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "_Z1fIfEv" + "T_" * 31
+    assert demangle(name) == f"void f<float>({', '.join(['float'] * 31)})"
+    apart = [demangle.__wrapped__(doubling(levels)) for levels in (10, 11)]  # 27 and 30 references
+    monkeypatch.setattr(module, "_MOST_REFERENCES", 1_000)
+    assert apart == [demangle.__wrapped__(doubling(levels)) for levels in (10, 11)]
+    assert apart[0].startswith("f(A, std::pair<A, A>, ")
+    assert demangle.__wrapped__(doubling(20)) == doubling(20)  # over 65,536 characters
 
 
 def long_name(arguments: int) -> str:

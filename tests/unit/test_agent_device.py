@@ -113,8 +113,8 @@ class Device(DeviceTime):
             self.said.append,
         )
 
-    def place(self, pid: int, unix_ns: int) -> Place:
-        return Place("service", "host", "container", "GPU-of-process")
+    def place(self, pid: int, monotonic_ns: int) -> Place:
+        return Place("service", "host", "container", "GPU-of-process", "boot")
 
     def rows(self) -> tuple[pa.Table | None, list[dict[str, Any]]]:
         self.finish(1000.0, NOTHING, last=True)
@@ -267,12 +267,16 @@ def test_times_are_moved_to_the_hosts_clock(drift: float) -> None:
     assert set(table["kernel_id"].to_pylist()) == {Kernel("_Z2k2Pf", "", "").id}
     assert set(table["gpu_uuid"].to_pylist()) == {"GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"}
     assert set(table["queue_ns"].to_pylist()) == {0}
+    raw = table["timestamp_ns"].to_numpy() - table["clock_offset_ns"].to_numpy() - NOW
+    assert np.abs(raw - at).max() <= 2  # the rounding of the two clocks
+    assert set(table["boot_id"].to_pylist()) == {"boot"}
     (row,) = windows
+    assert int(row["from_ns"]) - int(row.pop("clock_offset_ns")) == NOW
     assert abs(int(row.pop("to_ns")) - int(row.pop("from_ns")) - SECOND) < 5_000
     assert row == {
         "service": "service", "host": "host", "pid": PID, "container_id": "container", "executions": len(at),
         "uncollected": 0, "dropped": 0, "lost": 0, "clock_error_ns": 31, "inside_ns": 5_000, "ended": "duration",
-        "skipped": 2,
+        "skipped": 2, "boot_id": "boot",
     }  # fmt: skip
     assert (device.summary.executions, device.summary.windows, device.summary.skipped) == (len(at), 1, 2)
 
@@ -357,8 +361,8 @@ class Renamed(Device):
         self.asked: list[tuple[int, int]] = []
         super().__init__()
 
-    def place(self, pid: int, unix_ns: int) -> Place:
-        self.asked.append((pid, unix_ns))
+    def place(self, pid: int, monotonic_ns: int) -> Place:
+        self.asked.append((pid, monotonic_ns))
         return Place(f"s{len(self.asked)}", "host", "", "")
 
 
@@ -371,7 +375,8 @@ def test_a_window_is_of_the_service_that_its_process_was_when_it_opened() -> Non
     assert table is not None
     assert table["service"].to_pylist() == ["s1"] * 3 + ["s2"] * 3
     assert [row["service"] for row in windows] == ["s1", "s2"]
-    assert device.asked == [(PID, row["from_ns"]) for row in windows]
+    assert device.asked == [(PID, NOW + 1), (PID, NOW + 2)]
+    assert device.asked == [(PID, int(row["from_ns"]) - int(row["clock_offset_ns"])) for row in windows]
 
 
 def test_without_any_window_record_there_is_no_row() -> None:

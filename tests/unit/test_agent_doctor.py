@@ -18,7 +18,15 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdiff.agent import doctor, doctor_cuda, doctor_device, doctor_host, doctor_probes, doctor_process
+from kdiff.agent import (
+    doctor,
+    doctor_cuda,
+    doctor_device,
+    doctor_host,
+    doctor_probes,
+    doctor_process,
+    doctor_scheduling,
+)
 from kdiff.agent.cli import app
 from kdiff.agent.doctor_check import Answer, Check, Level, device_time, fail, ok, recording, warn
 from kdiff.agent.doctor_child import ask
@@ -233,6 +241,30 @@ def test_probes_that_could_not_be_tried() -> None:
     (check,) = doctor_probes.probes({"error": "odd: very", "kind": "ValueError"})
     assert check.fact == "ValueError: odd: very"
     assert "report it" in check.mend
+
+
+@pytest.mark.parametrize(
+    ("found", "level", "fact", "mend"),
+    [
+        ({"calls": 2, "blocked_ns": 200_000_000, "left": 0}, "ok", "--scheduling on works", ""),
+        ({"calls": 2, "blocked_ns": 0, "left": 0}, "warn", "the wait of a program was not seen", "dmesg"),
+        ({"calls": 1, "blocked_ns": 9, "left": 0}, "warn", "the wait of a program was not seen", "dmesg"),
+        ({"calls": 2, "blocked_ns": 9, "left": 1}, "warn", "the end of a thread was not seen", "dmesg"),
+        (
+            {"error": "the kernel's tracepoint x cannot be used: record without"},
+            "warn",
+            "tracepoint x",
+            "record without",
+        ),
+        ({"error": "no answer within 20 s"}, "warn", "no answer within 20 s", "--scheduling off"),
+    ],
+)
+def test_scheduling(found: dict[str, Any], level: str, fact: str, mend: str) -> None:
+    check = doctor_scheduling.scheduling(found, "Probes")
+    assert (check.group, check.name, check.level.value) == ("Probes", "scheduling", level)
+    assert fact in check.fact
+    assert mend in check.mend
+    assert recording([check]) is Answer.WORKS
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])

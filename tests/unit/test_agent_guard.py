@@ -112,3 +112,31 @@ def test_a_process_is_forgotten() -> None:
     guard.forget(42)
     guard.forget(42)
     assert guard.slowed(100 * SECOND) == {}
+
+
+class Counted(int):
+    """A time that counts how often it is compared with another for being the same."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return int.__eq__(self, other)  # type: ignore[operator]
+
+    def __ne__(self, other: object) -> bool:
+        Counted.compared += 1
+        return int.__ne__(self, other)  # type: ignore[operator]
+
+    __hash__ = int.__hash__
+
+
+def test_many_windows_at_once_are_looked_at_one_by_one() -> None:
+    guard = Guard()
+    guard.feed(42, np.array([SECOND], np.int64))
+    for number in range(3_000):
+        guard.window(42, Counted(number * SECOND), Counted((number + 1) * SECOND))
+    assert guard.slowed(1_500 * SECOND) == {}
+    assert len(guard._processes[42].due) == 1_503  # not over, or not long enough ago
+    assert guard.slowed(4_000 * SECOND) == {}
+    assert guard._processes[42].due == []
+    assert Counted.compared < 3_000 * 64 * 3  # with the last 64, and none with all

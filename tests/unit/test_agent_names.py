@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from kdiff.agent.drivers import Drivers
 from kdiff.agent.names import Kernel, Names, Place, plausible
 from kdiff.probes.wire import DEFAULT_NAME_OFFSET, NAME, NAME_BYTES, NameSource
+from kdiff.queries.locks import lock
 
 BUILD = "ab" * 20
 KNOWN = "7e9c286fc38ae5fefb137b6fd33be02b251d3dff"  # in drivers.json
@@ -350,6 +352,26 @@ def test_a_state_file_that_is_torn_or_foreign_is_none(tmp_path: Path, content: s
     drivers.agree(driver)
     assert json.loads(state.read_text()) == {BUILD: DEFAULT_NAME_OFFSET}
     assert [p.name for p in tmp_path.iterdir()] == ["drivers.json"], "nothing else is left there"
+
+
+def test_what_a_killed_agent_left_of_a_state_file_is_removed(tmp_path: Path) -> None:
+    state = tmp_path / "drivers.json"
+    left, young, held, foreign = (tmp_path / f".drivers.json.{end}" for end in ("4242", "4243", "4244", "bak"))
+    for path in (left, young, held, foreign):
+        path.write_text("{")
+        if path != young:
+            os.utime(path, (1, 1))
+    with held.open() as file:
+        assert lock(file.fileno())
+        Drivers(state)
+    assert {path.name for path in tmp_path.iterdir()} == {young.name, held.name, foreign.name}
+    os.utime(young, (1, 1))
+    drivers = Drivers(tmp_path / "other.json")
+    drivers.agree(drivers.get(BUILD))
+    assert young.exists(), "it is of another state file"
+    drivers = Drivers(state)
+    drivers.agree(drivers.get(BUILD))
+    assert {path.name for path in tmp_path.iterdir()} == {"drivers.json", "other.json", foreign.name}
 
 
 def test_what_is_learned_is_kept_beside_what_was(tmp_path: Path) -> None:

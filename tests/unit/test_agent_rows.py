@@ -25,7 +25,7 @@ def paired(*records: dict[str, Any]) -> np.ndarray:
     rows = np.zeros(len(records), PAIRED)
     for row, record in zip(rows, records, strict=True):
         for name, value in record.items():
-            if name in ("completion_ns", "batch_launches", "captured", "after_graph"):
+            if name in ("completion_ns", "batch_launches", "captured", "after_graph", "clock_offset_ns"):
                 row[name] = value
             else:
                 row["event"][name] = value
@@ -50,7 +50,9 @@ class Lookups:
 
 def made(*records: dict[str, Any], lookups: Lookups | None = None) -> tuple[list[dict[str, Any]], set[Kernel]]:
     known = lookups or Lookups()
-    table, kernels = RowMaker(Services("svc").periods, "host-1", known.kernel, known.owner).make(paired(*records))
+    table, kernels = RowMaker(Services("svc").periods, "host-1", known.kernel, known.owner, boot_id="b-1").make(
+        paired(*records)
+    )
     assert table.schema.equals(CUDA_EVENTS)
     table.validate(full=True)
     assert {service for _, service in kernels} <= {"svc"}
@@ -61,6 +63,7 @@ LAUNCH = {
     "timestamp_ns": 1_764_237_600_000_000_123, "duration_ns": 4567, "handle": 16, "stream": 2**64 - 1, "pid": 1,
     "tid": 11, "grid": [2**31 - 1, 65535, 3], "block": [1024, 2, 1], "shared_bytes": 232_448, "status": 0,
     "kind": Kind.LAUNCH, "api": API["cudaLaunchKernel_ptsz"], "completion_ns": 99_000, "batch_launches": 7,
+    "clock_offset_ns": 1_764_000_000_000_000_077,
 }  # fmt: skip
 
 
@@ -73,6 +76,8 @@ def test_every_column_of_a_launch() -> None:
             "pid": 1, "container_id": "", "tid": 11, "comm": "comm11", "stream": 2**64 - 1, "grid_x": 2**31 - 1,
             "grid_y": 65535, "grid_z": 3, "block_x": 1024, "block_y": 2, "block_z": 1, "shared_bytes": 232_448,
             "status": 0, "completion_ns": 99_000, "batch_launches": 7, "flags": 0,
+            "boot_id": "b-1", "clock_offset_ns": 1_764_000_000_000_000_077,
+            "runnable_ns": None, "blocked_ns": None, "runnable_before_ns": None, "blocked_before_ns": None,
         }
     ]  # fmt: skip
     assert kernels == {ONE}
@@ -170,7 +175,11 @@ def test_rows_are_of_the_service_that_their_process_was_then() -> None:
     known = Lookups()
     periods = {1: [(0, "a"), (200, "b"), (300, "c")], 2: [(500, "b")], 3: [(0, "a")]}
     calls = [(1, 199), (2, 100), (1, 200), (3, 400), (1, 299), (1, 2**62), (1, 0)]
-    events = paired(*({**LAUNCH, "pid": pid, "timestamp_ns": at} for pid, at in calls))
+    # The host's clock is set back again and again: names follow the one that is not.
+    set_back = [(pid, at, 10_000 - 1_000 * number) for number, (pid, at) in enumerate(calls)]
+    events = paired(
+        *({**LAUNCH, "pid": pid, "timestamp_ns": at + by, "clock_offset_ns": by} for pid, at, by in set_back)
+    )
     events["event"]["kind"][3], events["batch_launches"][3] = Kind.SYNC, 0
     table, kernels = RowMaker(periods.__getitem__, "host-1", known.kernel, known.owner).make(events)
     assert table["service"].to_pylist() == ["a", "b", "b", "a", "b", "c", "a"]

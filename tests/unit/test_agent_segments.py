@@ -18,8 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from captures import launches, table
+from kdiff.agent.announced import Announced
 from kdiff.agent.errors import AgentError
 from kdiff.agent.health import Losses
+from kdiff.agent.names import Kernel
 from kdiff.agent.segments import SegmentWriter, Spool, hold
 from kdiff.queries import segments_write
 from kdiff.queries.segments_write import remove_torn, replacing
@@ -225,9 +227,12 @@ def test_a_directory_that_was_removed_is_made_anew_with_the_names_of_kernels(tmp
     capture = tmp_path / "capture"
     to = writer(capture)
     to.hold()
-    spool = Spool(to)
-    names = table("kernels", {"kernel_id": [1, 2, 3]}, rows=3)
-    spool.put("kernels", names)
+    announced = Announced("host")
+    spool = Spool(to, names=announced.again)
+    for at_ns, known in enumerate((("a", "b"), ("c", "a")), start=7):
+        fresh = announced.fresh([(Kernel(name, name, "load"), "svc") for name in known], at_ns)
+        assert fresh is not None
+        spool.put("kernels", fresh)
     spool.put("cuda_events", rows())
     assert spool.write() == (None, 0)
     assert not spool.renewed
@@ -235,12 +240,34 @@ def test_a_directory_that_was_removed_is_made_anew_with_the_names_of_kernels(tmp
     spool.put("cuda_events", rows(7))
     assert spool.write() == (None, 0)
     assert spool.renewed
-    assert pq.read_table(capture / "kernels").num_rows == 3
+    again = pq.read_table(capture / "kernels").to_pylist()
+    assert {(row["kernel_name"], row["first_seen_ns"]) for row in again} == {("a", 7), ("b", 7), ("c", 8)}
+    assert len(again) == 3
     assert pq.read_table(capture / "cuda_events").num_rows == 7
     with pytest.raises(AgentError, match="another kdiff-agent records"):
         hold(capture)
     to.let_go()
     os.close(hold(capture))
+
+
+def test_names_that_wait_are_not_lost_with_the_directory_where_they_are_more_than_are_remembered(
+    tmp_path: Path,
+) -> None:
+    capture = tmp_path / "capture"
+    to = writer(capture)
+    to.hold()
+    announced = Announced("host", most=3)
+    spool = Spool(to, names=announced.again)
+    spool.put("cuda_events", rows())
+    assert spool.write() == (None, 0)
+    shutil.rmtree(capture)
+    fresh = announced.fresh([(Kernel(f"k{number}", f"k{number}", "load"), "svc") for number in range(11)], 7)
+    assert fresh is not None
+    spool.put("kernels", fresh)
+    assert spool.write() == (None, 0)
+    assert spool.renewed
+    assert set(pq.read_table(capture / "kernels")["kernel_name"].to_pylist()) == {f"k{number}" for number in range(11)}
+    to.let_go()
 
 
 def test_a_directory_that_another_recording_has_made_anew_is_not_written(tmp_path: Path) -> None:

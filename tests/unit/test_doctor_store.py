@@ -139,3 +139,52 @@ def test_the_store_of_the_environment(monkeypatch: pytest.MonkeyPatch, inherited
     assert ended.value.code == 0
     assert asked_for[0].store == (inherited if asked else "")
     assert asked_for[0].max_bytes == 2 << 30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "content", "expected"),
+    [
+        ([], "", 'store = "clickhouse://u@file/d"', "clickhouse://u@file/d"),
+        ([], "clickhouse://u@variable/d", 'store = "clickhouse://u@file/d"', "clickhouse://u@variable/d"),
+        (["--store", "clickhouse://u@flag/d"], "clickhouse://u@variable/d", "x", "clickhouse://u@flag/d"),
+        ([], "", 'max-bytes = "20G"', "clickhouse://u@inherited/d"),
+        ([], "", "store = 7", "clickhouse://u@inherited/d"),
+    ],
+    ids=["file", "variable", "flag", "neither", "torn"],
+)
+def test_the_store_that_run_would_take(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: list[str],
+    variable: str,
+    content: str,
+    expected: str,
+) -> None:
+    from kdiff.agent import cli
+
+    asked_for: list[Question] = []
+
+    def examined(question: Question) -> Report:
+        asked_for.append(question)
+        return Report([ok("Host", "a", "")])
+
+    settings = tmp_path / "agent.toml"
+    settings.write_text(content)
+    monkeypatch.setattr(doctor, "examine", examined)
+    monkeypatch.setattr("kdiff.agent.settings.FILE", settings)
+    monkeypatch.setenv("KDIFF_STORE", "clickhouse://u@inherited/d")
+    monkeypatch.setenv("KDIFF_AGENT_STORE", variable)
+    monkeypatch.setattr("sys.argv", ["kdiff-agent", "doctor", *arguments])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert asked_for[0].store == expected
+    assert asked_for[0].unread == (f"{settings}: store is a text: write it in quotes" if "7" in content else "")
+
+
+def test_settings_that_cannot_be_read_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor, "_probes", lambda: [ok("Probes", "BPF program", "")])
+    monkeypatch.setattr(doctor, "ask", lambda *_: {"error": "none"})
+    report = examine(Question(tmp_path, environment=ENVIRON, unread="/etc/kdiff/agent.toml cannot be read (x): name y"))
+    (check,) = [check for check in report.checks if check.name == "settings"]
+    assert (check.level, check.fact) == (Level.WARN, "/etc/kdiff/agent.toml cannot be read (x)")
+    assert check.mend == "name y; run doctor as the user that `run` is"

@@ -26,9 +26,11 @@ from kdiff.queries.migrations import migrate
 from kdiff.queries.segments_read import UnreadableError, read_footer
 from kdiff.queries.server import ServerStore
 from kdiff.queries.store import CaptureStore, Params, Store
-from kdiff.queries.tables import GPU_SAMPLES, NULLABLE
+from kdiff.queries.tables import GPU_SAMPLES, WAITS
+from kdiff.queries.tables import NULLABLE as NULLABLE_COLUMNS
 
 GPUS = ("GPU-a", "GPU-b")
+NULLABLE = NULLABLE_COLUMNS - set(WAITS.names)
 
 
 def samples(from_ns: int, seconds: int, service: str = "svc") -> pa.Table:

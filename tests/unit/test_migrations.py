@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from kdiff.queries import migrations
 from kdiff.queries.errors import StoreError
 from kdiff.queries.store import engine_type, load_sql
 from kdiff.queries.tables import ROLLUPS, TABLES
+
+EVERY = [migration.version for migration in migrations.migrations()]
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +51,9 @@ def columns(engine: Any, database: str, table: str) -> dict[str, str]:
 
 
 def test_tables_have_the_columns_of_captures(engine: Any, database: str) -> None:
-    assert migrations.migrate(engine, database) == [1, 2, 3, 4, 5, 6, 7]
+    assert migrations.migrate(engine, database) == EVERY
     assert migrations.migrate(engine, database) == []
-    assert migrations.applied_versions(engine, database) == [1, 2, 3, 4, 5, 6, 7]
+    assert migrations.applied_versions(engine, database) == EVERY
     for table, schema in TABLES.items():
         assert columns(engine, database, table) == {field.name: engine_type(field) for field in schema}
 
@@ -68,7 +71,7 @@ def test_many_at_once(engine: Any, database: str, path: str) -> None:
     for thread in threads:
         thread.join()
     assert len(done) == 4
-    assert migrations.applied_versions(engine, database) == [1, 2, 3, 4, 5, 6, 7]
+    assert migrations.applied_versions(engine, database) == EVERY
 
 
 def test_one_that_was_cut_short_goes_on(engine: Any, database: str) -> None:
@@ -76,7 +79,7 @@ def test_one_that_was_cut_short_goes_on(engine: Any, database: str) -> None:
         engine.database = database if statement.in_database else None
         engine.command(statement.sql)
     engine.database = None
-    assert migrations.migrate(engine, database) == [1, 2, 3, 4, 5, 6, 7]
+    assert migrations.migrate(engine, database) == EVERY
 
 
 def test_one_that_was_cut_short_keeps_rows_for_as_long_as_is_said_then(engine: Any, database: str) -> None:
@@ -113,21 +116,56 @@ def test_a_schema_of_another_version_is_refused(engine: Any, database: str) -> N
     engine.command(f"CREATE DATABASE {migrations._quoted(database)}")
     try:
         engine.database = database
-        with pytest.raises(StoreError, match=r"is not there, this kdiff needs 7: run `kdiff migrate`"):
+        with pytest.raises(StoreError, match=rf"is not there, this kdiff needs {EVERY[-1]}: run `kdiff migrate`"):
             migrations.check(engine)
         migrations.migrate(engine, database)
         migrations.check(engine)
-        engine.command("INSERT INTO schema_versions (version, name, checksum) VALUES (9, 'later', 'x')")
-        with pytest.raises(StoreError, match=r"of version 9, this kdiff knows 7: install a newer kdiff"):
+        engine.command("INSERT INTO schema_versions (version, name, checksum) VALUES (99, 'later', 'x')")
+        with pytest.raises(StoreError, match=rf"of version 99, this kdiff knows {EVERY[-1]}: install a newer kdiff"):
             migrations.check(engine)
         engine.command("DELETE FROM schema_versions WHERE version > 2")
-        with pytest.raises(StoreError, match=r"is of version 2, this kdiff needs 7: run"):
+        with pytest.raises(StoreError, match=rf"is of version 2, this kdiff needs {EVERY[-1]}: run"):
             migrations.check(engine)
         engine.command("INSERT INTO schema_versions (version, name, checksum) VALUES (2, 'shipped_segments', 'x')")
         with pytest.raises(StoreError, match=r"the migration 2 \(shipped_segments\) that the server has is not this"):
             migrations.migrate(engine, database)
     finally:
         engine.database = None
+
+
+def test_tables_that_are_there_get_the_columns_of_later_versions(
+    engine: Any, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = migrations.migrations()
+    with monkeypatch.context() as patch:
+        patch.setattr(migrations, "migrations", lambda: every[:7])
+        migrations.migrate(engine, database)
+    before = columns(engine, database, "cuda_events")
+    now = time.time_ns()
+    engine.database = database
+    try:
+        engine.insert("cuda_events", [[now, "launch", "k"]], ["timestamp_ns", "kind", "kernel_name"])
+        engine.database = None
+        assert migrations.migrate(engine, database) == EVERY[7:]
+        engine.database = database
+        kept = engine.query("SELECT timestamp_ns, boot_id, clock_offset_ns FROM cuda_events").result_rows
+        assert kept == [(now, "", 0)]
+        engine.insert_arrow("cuda_events", captures.launches("k", np.array([now + 1])))
+        assert engine.query("SELECT sum(launches) FROM kernel_minutes").first_row == (2,)
+    finally:
+        engine.database = None
+    assert {"boot_id", "clock_offset_ns"} <= columns(engine, database, "cuda_events").keys() - before.keys()
+    for table, schema in TABLES.items():
+        assert columns(engine, database, table) == {field.name: engine_type(field) for field in schema}
+
+
+def test_a_column_for_a_cluster_is_added_on_each_shard_and_in_the_table_over_them() -> None:
+    added = [sql.sql for sql in migrations.plan("kdiff", "c", applied=EVERY[:7]) if "ADD COLUMN" in sql.sql]
+    of_events = [sql for sql in added if "cuda_events" in sql and "boot_id" in sql]
+    assert [sql.split("\n")[0] for sql in of_events] == [
+        "ALTER TABLE cuda_events_local ON CLUSTER `c`",
+        "ALTER TABLE cuda_events ON CLUSTER `c`",
+    ]
 
 
 def test_how_long_rows_are_kept_can_be_set_and_changed(engine: Any, database: str) -> None:
@@ -140,7 +178,7 @@ def test_how_long_rows_are_kept_can_be_set_and_changed(engine: Any, database: st
 
     migrations.migrate(engine, database, raw_days=3)
     raw = {"cuda_events": "3", "kernel_executions": "3", "gpu_samples": "3"}
-    rest = dict.fromkeys(("device_windows", "kernels", "agent_health", "shipped_segments", *ROLLUPS), "396")
+    rest = dict.fromkeys(("device_windows", "kernels", "agent_health", "shipped_segments", "verdicts", *ROLLUPS), "396")
     assert kept() == raw | rest
     migrations.migrate(engine, database, rollup_days=30)
     assert kept() == raw | dict.fromkeys(rest, "30")
@@ -161,7 +199,7 @@ def test_tables_of_an_upgrade_keep_rows_for_as_long_as_those_that_are_there(
         engine.command("ALTER TABLE cuda_events MODIFY TTL toDate(timestamp_ns) + INTERVAL 3 DAY")
         engine.command("ALTER TABLE agent_health MODIFY TTL toDate(from_ns) + INTERVAL 1000 DAY")
         assert migrations.retention(engine, database) == (3, 1000)
-        assert migrations.migrate(engine, database) == [6, 7]
+        assert migrations.migrate(engine, database) == EVERY[5:]
         tables = "SELECT name, engine_full FROM system.tables WHERE database = currentDatabase()"
         found = {name: re.search(r"toIntervalDay\((\d+)\)", full) for name, full in engine.query(tables).result_rows}
         kept = {name: days[1] for name, days in found.items() if days}
@@ -179,17 +217,13 @@ def test_the_statements_for_a_cluster_are_sql(engine: Any) -> None:
         engine.query("SELECT formatQuery({sql:String})", parameters={"sql": sql})
     local = [sql for sql in statements if "_local ON CLUSTER `main's`" in sql and sql.startswith("CREATE TABLE")]
     over_all = [sql for sql in statements if "ENGINE = Distributed('main\\'s', 'kdiff'," in sql]
-    assert len(local) == len(over_all) == len(TABLES) + 10
+    assert len(local) == len(over_all) == len(TABLES) + 11
     assert all("ENGINE = Replicated" in sql and "non_replicated" not in sql for sql in local)
     views = [sql for sql in statements if "MATERIALIZED VIEW" in sql]
     assert all(re.search(r"FROM (\w+)_local\b", sql) for sql in views)
     assert len(views) == 9
     assert not [sql for sql in migrations.plan("kdiff") if "CLUSTER" in sql.sql or "Replicated" in sql.sql]
-    changed = [
-        sql.sql
-        for sql in migrations.plan("kdiff", "c", applied=(1, 2, 3, 4, 5, 6, 7), raw_days=3)
-        if "ALTER" in sql.sql
-    ]
+    changed = [sql.sql for sql in migrations.plan("kdiff", "c", applied=EVERY, raw_days=3) if "ALTER" in sql.sql]
     assert [sql.split()[2] for sql in changed] == ["cuda_events_local", "kernel_executions_local", "gpu_samples_local"]
 
 
@@ -204,7 +238,7 @@ def test_what_is_to_be_kept_for_a_century_is_kept(engine: Any, database: str) ->
         tables = "SELECT name, engine_full FROM system.tables WHERE database = currentDatabase() AND engine_full != ''"
         ages = {name: found[1] for name, sql in engine.query(tables).result_rows
                 if (found := re.search(r" TTL (.+?) \+ toIntervalDay", sql))}  # fmt: skip
-        assert len(ages) == len(TABLES) + 1 + len(ROLLUPS)
+        assert len(ages) == len(TABLES) + 2 + len(ROLLUPS)
         for table, age in ages.items():
             assert engine.query(f"DESCRIBE (SELECT {age} FROM {table})").first_row[1] == "Date", table
     finally:
@@ -218,7 +252,7 @@ def test_every_query_of_roll_ups_runs_on_empty_tables(engine: Any, database: str
     params["minutes"] = [0, 60]
     folder = Path(__file__).parents[2] / "queries" / "sql"
     names = sorted(path.stem for which in ("minutes", "hours") for path in folder.glob(f"{which}_*.sql"))
-    assert len(names) == 22
+    assert len(names) == 24
     try:
         engine.database = database
         assert {name: engine.query_arrow(load_sql(name), parameters=params).num_rows for name in names} == (

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from dataclasses import replace
 
 import pytest
 
 from kdiff.probes.points import DRIVER_SYMBOLS, LIFECYCLE, POINTS, RUNTIME_SYMBOLS, Layer, Point, Shape, Step
-from kdiff.probes.program import PROGRAMS, Layers, Role, Tracing, cookie, include_dir, source
+from kdiff.probes.program import PROGRAMS, TRACEPOINTS, Layers, Role, Tracing, cookie, include_dir, source
 from kdiff.probes.wire import Kind, Sync, WireFlags
 
 WAYS = [Tracing(layers, *returns) for layers in Layers for returns in ((True, True), (False, True), (False, False))]
@@ -144,6 +145,17 @@ def test_the_source_defines_what_it_uses() -> None:
         assert len(re.findall(rf"^int {program}\(struct pt_regs \*ctx\)$", text, re.MULTILINE)) == 1
 
 
+def test_without_scheduling_nothing_of_it_is_in_the_program() -> None:
+    """What the option costs those who do not use it is seen in the instructions: its functions are empty."""
+    text, asked = source(Tracing()), source(Tracing(scheduling=True, threads=77, wait_pages=2))
+    assert not re.search(r"#define KDIFF_(SCHEDULING|THREADS|WAIT_PAGES)", text)
+    assert "#define KDIFF_SCHEDULING 1\n#define KDIFF_THREADS 77\n#define KDIFF_WAIT_PAGES 2\n" in asked
+    empty = text.partition("#else\n\nstruct waited {\n};\n")[2].partition("#endif")[0]
+    assert len(re.findall(r"^static __always_inline void \w+\([^)]*\)\n\{\n\}$", empty, re.MULTILINE)) == 3
+    for program in TRACEPOINTS:
+        assert len(re.findall(rf"^int {program}\(struct tracepoint \*ctx\)$", asked, re.MULTILINE)) == 1
+
+
 def test_fields_of_cookies_are_where_the_c_looks_for_them() -> None:
     text = source(Tracing())
     shifts = {
@@ -164,24 +176,34 @@ def test_it_compiles_for_both_machines(
 
     monkeypatch.setenv("BCC_KERNEL_SOURCE", str(include_dir()))
     bcc = _import_bcc()
-    for way in (Tracing(event_pages=8, name_pages=8), Tracing(event_pages=1, name_pages=1, launch_returns=False)):
+    small = Tracing(event_pages=8, name_pages=8)
+    for way in (small, replace(small, launch_returns=False), replace(small, scheduling=True)):
         program = bcc.BPF(text=source(way, arch=arch))
-        sizes = {name: len(program.dump_func(name)) for name in PROGRAMS}
+        names = [*PROGRAMS, *(TRACEPOINTS if way.scheduling else ())]
+        sizes = {name: len(program.dump_func(name)) for name in names}
         program.cleanup()
         # The registers are read where the machine keeps them, and nowhere else.
-        assert all(size > 100 for size in sizes.values())
+        assert all(size > (50 if name in TRACEPOINTS else 100) for name, size in sizes.items())
     assert "warning" not in capfd.readouterr().err.lower()
 
 
 @pytest.mark.ebpf
 @pytest.mark.filterwarnings("ignore:not a bytes object:DeprecationWarning")
+@pytest.mark.parametrize("scheduling", [False, True])
 @pytest.mark.parametrize("multi", [True, False])
-def test_the_verifier_takes_it(multi: bool) -> None:
+def test_the_verifier_takes_it(multi: bool, scheduling: bool) -> None:
     from kdiff.agent.bpf import Program
 
-    program = Program(Tracing(event_pages=8, name_pages=8), multi=multi)
+    program = Program(Tracing(event_pages=8, name_pages=8, scheduling=scheduling), multi=multi)
     try:
         assert program.attached == 0
+        if scheduling:
+            program.attach_scheduling()
+            assert program.attached == 3
+            program.detach()
+            assert program.attached == 3, "threads that end are still seen"
+            program.detach_scheduling()
+            assert program.attached == 0
         assert program.map("lost").max_entries == len(Kind)
     finally:
         program.close()

@@ -14,6 +14,7 @@ from kdiff.probes.wire import (
     EVENT,
     NAME,
     NAME_BYTES,
+    WAIT,
     Decision,
     Kind,
     NameSource,
@@ -23,7 +24,7 @@ from kdiff.probes.wire import (
     define,
 )
 
-STRUCTS = {"event_record": EVENT, "name_record": NAME}
+STRUCTS = {"event_record": EVENT, "name_record": NAME, "wait_record": WAIT}
 TYPES = "typedef unsigned long long u64; typedef unsigned u32; typedef int s32; typedef unsigned char u8;\n"
 
 
@@ -53,7 +54,7 @@ def test_offsets_and_sizes_are_the_compilers(tmp_path: Path) -> None:
 
 def test_records_fill_whole_words() -> None:
     """The ring pads to 8 bytes, and then records no longer lie as an array."""
-    assert [dtype.itemsize for dtype in STRUCTS.values()] == [80, 56 - 4 + 4 + NAME_BYTES - 8]
+    assert [dtype.itemsize for dtype in STRUCTS.values()] == [80, 56 - 4 + 4 + NAME_BYTES - 8, 48]
 
 
 def test_values_written_by_c_are_read_by_numpy(tmp_path: Path) -> None:

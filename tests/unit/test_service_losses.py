@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +15,8 @@ from loaded import load
 
 import captures
 from captures import AFTER, BEFORE, MINUTE, SECOND, T0, TwoWindows
-from kdiff.agent.health import NOBODY, LossCounters, Losses, ServiceCounts, Stretch
+from kdiff.agent.clock import Steps
+from kdiff.agent.health import NOBODY, LossCounters, Losses, Moment, ServiceCounts, Stretch
 from kdiff.agent.pairing import Pairing
 from kdiff.agent.segments import SegmentWriter, Spool
 from kdiff.analysis.compare import Options, compare
@@ -54,9 +57,6 @@ class Table(dict[tuple[int, int], int]):
     def __getitem__(self, key: Any) -> Any:
         return ctypes.c_uint64(super().__getitem__(_plain(key)))
 
-    def __delitem__(self, key: Any) -> None:
-        super().__delitem__(_plain(key))
-
 
 def _plain(key: Any) -> tuple[int, int]:
     return (key.pid, key.kind)
@@ -79,7 +79,13 @@ class Bpf:
         self.room = room
         self.by, self.nobody, self.total = Table(), Counters(), Counters()
         maps = {"lost": self.total, "lost_by": self.by, "lost_of_nobody": self.nobody}
-        self.counters = LossCounters(SimpleNamespace(map=maps.__getitem__))  # type: ignore[arg-type]
+        self.meanwhile: list[tuple[int, Kind, int]] = []  # is lost while an entry is deleted
+        self.counters = LossCounters(SimpleNamespace(map=maps.__getitem__), self.take)  # type: ignore[arg-type]
+
+    def take(self, table: Table, key: Key) -> int:
+        while self.meanwhile:
+            self.lose(*self.meanwhile.pop())
+        return dict.pop(table, _plain(key), 0)
 
     def lose(self, pid: int, kind: Kind, count: int, *, interrupted: bool = False) -> None:
         key = (pid, int(kind))
@@ -118,6 +124,41 @@ def test_what_is_counted_while_it_is_read_is_told_the_next_time() -> None:
     assert bpf.counters.read(last=True) == {7: Losses(2)}
 
 
+def test_what_is_lost_while_a_process_is_forgotten_is_told_once() -> None:
+    """The pid of one that ended is another's, which loses something between the look at the count and its end."""
+    bpf = Bpf(3)
+    bpf.lose(7, Kind.LAUNCH, 11)
+    assert bpf.counters.read() == {7: Losses(11)}
+    bpf.meanwhile.append((7, Kind.LAUNCH, 5))
+    bpf.counters.forget(7)
+    assert dict(bpf.by) == {}
+    assert bpf.counters.read() == {7: Losses(5)}
+    assert bpf.counters.read(last=True) == {}
+    bpf.lose(7, Kind.LAUNCH, 2)
+    assert bpf.counters.read() == {7: Losses(2)}
+
+
+TAKE = """
+from kdiff.agent.bpf import Program
+from kdiff.agent.health import LossCounters
+from kdiff.probes.program import Tracing
+program = Program(Tracing())
+counters, by = LossCounters(program), program.map("lost_by")
+by[by.Key(7, 1)] = by.Leaf(11)
+print(counters.read(last=True)[7].total)
+counters.forget(8)
+print(len(list(by.items())))
+counters.forget(7)
+print(len(list(by.items())), counters.read(last=True))
+"""
+
+
+@pytest.mark.ebpf
+def test_what_bpf_counted_of_a_process_that_ended_is_deleted() -> None:
+    done = subprocess.run([sys.executable, "-c", TAKE], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["11", "1", "0", "{}"]
+
+
 def test_a_process_that_ended_makes_room_but_not_before_all_of_it_is_told() -> None:
     bpf = Bpf(1)
     bpf.lose(7, Kind.LAUNCH, 11)
@@ -137,6 +178,9 @@ def test_a_process_that_ended_makes_room_but_not_before_all_of_it_is_told() -> N
 # The account
 
 
+WHEN = Moment((1000, 2000), "boot", 40, Steps(-7, 5))
+
+
 def test_one_row_of_the_host_and_one_of_each_service_that_has_anything() -> None:
     stretch = Stretch(1000, drain_lag_ns=77)
     stretch.of("b").events += 5
@@ -146,7 +190,7 @@ def test_one_row_of_the_host_and_one_of_each_service_that_has_anything() -> None
     stretch.of("").lost += Losses(other=2)
     stretch.of("").orphaned += 9
     stretch.of("a").dropped += Losses(100, 30)
-    table = stretch.rows(2000, "host-1", "both", 31)
+    table = stretch.rows(WHEN, "host-1", "both", 31)
     assert table.schema.equals(AGENT_HEALTH)
     columns = ("service", "events", "lost_launches", "lost_syncs", "lost_other", "unresolved_launches")
     rows = table.to_pylist()
@@ -159,17 +203,20 @@ def test_one_row_of_the_host_and_one_of_each_service_that_has_anything() -> None
         (1000, 2000, "host-1", "both")
     }
     assert [(row["drain_lag_ns"], row["attached_probes"]) for row in rows] == [(77, 31), (0, 0), (0, 0)]
+    assert {(row["boot_id"], row["clock_offset_ns"], row["clock_set_ns"], row["slept_ns"]) for row in rows} == {
+        ("boot", 40, -7, 5)
+    }
     assert rows[0]["agent_cpu_ns"] >= 0
     assert [row["agent_cpu_ns"] for row in rows[1:]] == [0, 0]
 
 
 def test_one_service_has_one_row() -> None:
     stretch = Stretch(1000, "svc")
-    (row,) = stretch.rows(2000, "host-1", "both", 31).to_pylist()
+    (row,) = stretch.rows(WHEN, "host-1", "both", 31).to_pylist()
     assert (row["service"], row["events"], row["attached_probes"]) == ("svc", 0, 31)
     stretch.of("svc").events = 3
     stretch.of("svc").lost += Losses(2)
-    (row,) = stretch.rows(2000, "host-1", "both", 31).to_pylist()
+    (row,) = stretch.rows(WHEN, "host-1", "both", 31).to_pylist()
     assert (row["events"], row["lost_launches"]) == (3, 2)
 
 

@@ -11,11 +11,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from recording import AGENT
 
 from kdiff.agent import procfs
+from kdiff.agent.errors import AgentError
 from kdiff.agent.recording import Options
 from kdiff.agent.service_names import OTHER, Services, facts_of
 from kdiff.agent.services import ENVIRONMENT, LONGEST, UNKNOWN, Facts, Program, command_name, service_of
@@ -273,6 +276,11 @@ def test_a_recorded_command_is_called_by_itself_unless_its_environment_or_an_opt
     monkeypatch.setenv("KDIFF_SERVICE", "mine")
     assert options.service_name == "mine"
     assert replace(options, service="said \udcff").service_name == "said ?"
+    assert replace(options, service=" a\x1b[31mb\n\tc\x00 ").service_name == "a?[31mb??c?"
+    assert replace(options, service="x" * 5_000).service_name == "x" * 100
+    assert replace(options, service="").service_name == "mine"
+    with pytest.raises(AgentError, match="--service is blank: name the service, or leave the option out"):
+        assert replace(options, service=" \n").service_name
     assert Options(Path("x")).service_name == Options(Path("x"), pids=frozenset({1})).service_name == ""
 
 
@@ -409,6 +417,15 @@ def test_exec_begins_a_name_and_the_one_before_stays_for_its_time() -> None:
     assert known.services.at(7, 5000) == UNKNOWN
 
 
+def test_names_follow_each_other_also_where_the_later_one_is_told_by_an_earlier_call() -> None:
+    known = Known()
+    known.decide(7, "a", 1000)
+    known.decide(7, "b", 3000)
+    known.decide(7, "c", 2000)
+    assert known.services.periods(7) == [(1000, "a"), (3000, "b"), (3000, "c")]
+    assert [known.services.at(7, ns) for ns in (2999, 3000)] == ["a", "c"]
+
+
 def test_what_is_lost_around_an_exec_may_be_either_names() -> None:
     known = Known()
     assert known.services.of_losses(7) == ""
@@ -450,3 +467,13 @@ def test_names_are_bounded_and_make_room_when_no_process_has_had_them_for_a_day(
     assert known.services.names == {"s1", "s2", "s6", OTHER, UNKNOWN}
     known.decide(8, "s1", 0)
     assert known.services.at(8, 1) == "s1"
+
+
+@pytest.mark.ebpf
+def test_an_option_that_is_no_name_is_made_one_and_said(tmp_path: Path) -> None:
+    command = [AGENT, "record", "-o", str(tmp_path / "capture"), "--service", "a\x1b[31mb", "--", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "the service is called a?[31mb: names are of 1 to 100 printable characters" in done.stderr
+    health = pq.read_table(tmp_path / "capture" / "agent_health")
+    assert set(health["service"].to_pylist()) == {"a?[31mb"}

@@ -77,7 +77,19 @@ def test_a_flag_goes_before_the_environment_before_a_file_before_defaults(
         "include": (["user=a", "unit=b"], "KDIFF_AGENT_INCLUDE"),
         "exclude": (["user=root", "command=*a b*"], str(path)),
         "gpu-samples": (True, "default"),
+        "scheduling": ("off", "default"),
     }
+
+
+def test_scheduling_has_a_variable_that_record_knows_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KDIFF_SCHEDULING", "on")
+    assert shown()["scheduling"] == ("on", "KDIFF_SCHEDULING")
+    monkeypatch.setenv("KDIFF_AGENT_SCHEDULING", "off")
+    assert shown()["scheduling"] == ("off", "KDIFF_AGENT_SCHEDULING")
+    monkeypatch.delenv("KDIFF_AGENT_SCHEDULING")
+    monkeypatch.setenv("KDIFF_SCHEDULING", "sometimes")
+    with pytest.raises(AgentError, match="KDIFF_SCHEDULING is one of on, off"):
+        CliRunner().invoke(cli.app, ["config"], catch_exceptions=False)
 
 
 def test_run_is_set_as_config_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
