@@ -1,0 +1,14 @@
+-- Launches of kernels in a short stretch of a window, to see what is launched before and after what: at most `most`, by
+-- the thread and stream that they belong to.
+SELECT
+    cityHash64(kernel_name) AS kernel_key,
+    cityHash64(host, pid, tid, stream) AS lane,
+    timestamp_ns,
+    if(grid_x = 0, 0, cityHash64(grid_x, grid_y, grid_z, block_x, block_y, block_z)) AS shape
+FROM cuda_events
+WHERE kind = 'launch'
+    AND timestamp_ns >= {from_ns:Int64}
+    AND timestamp_ns < {to_ns:Int64}
+    AND ({service:String} = '' OR service = {service:String})
+ORDER BY timestamp_ns
+LIMIT {most:Int64}
