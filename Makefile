@@ -9,12 +9,17 @@ export PYTHON
 # Checked beside the packages, which pyproject.toml names.
 TYPED := deploy/demo/demo.py tests/captures.py tests/conftest.py tests/server.py tests/loaded.py tests/command_line.py \
     tests/unit/test_rollups.py tests/unit/test_migrations.py tests/unit/test_server_store.py \
-    tests/unit/test_delete.py tests/unit/test_export.py tests/standins/standins.py \
+    tests/unit/test_delete.py tests/unit/test_export.py tests/schemas.py tests/unit/test_schema.py \
+    tests/unit/test_verdict_log.py tests/unit/test_history.py tests/unit/test_gate.py tests/unit/test_gate_server.py tests/gates.py \
+    tests/unit/test_output_gate.py \
+    tests/integration/test_gate_command.py tests/standins/standins.py \
     tests/standins/in_process.py tests/standins/building.py tests/standins/device_batches.py tests/unit/test_docs.py \
     tests/unit/test_packaging.py tests/unit/test_device_library_build.py tests/integration/test_demo.py \
     tests/integration/test_device_library.py tests/integration/test_device_profilers.py \
     tests/integration/test_device_time.py tests/kills.py tests/bpf_objects.py tests/integration/test_kill_chaos.py \
-    tests/integration/test_losses.py tests/unit/test_probe_cost.py tests/unit/test_doctor_store.py
+    tests/integration/test_losses.py tests/unit/test_probe_cost.py tests/unit/test_doctor_store.py tests/traces.py \
+    tests/unit/test_import.py tests/unit/test_import_broken.py tests/unit/test_import_verdicts.py \
+    tests/integration/test_import_h200.py
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

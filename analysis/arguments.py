@@ -29,6 +29,8 @@ class FormatName(StrEnum):
     JSON = "json"
     MARKDOWN = "markdown"
     JUNIT = "junit"
+    ARGO = "argo"
+    SENTENCE = "sentence"
 
 
 class ListFormat(StrEnum):

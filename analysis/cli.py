@@ -20,7 +20,13 @@ from kdiff.analysis import arguments, timespec
 from kdiff.analysis.arguments import FormatName, ListFormat, MetricName, Undecided, Unpaired
 from kdiff.analysis.command_delete import delete_command
 from kdiff.analysis.command_export import export_command
+from kdiff.analysis.command_gate import gate_command
+from kdiff.analysis.command_history import history_command
+from kdiff.analysis.command_import import HELP as IMPORT_HELP
+from kdiff.analysis.command_import import import_command
 from kdiff.analysis.command_migrate import migrate_command
+from kdiff.analysis.command_schema import schema_command
+from kdiff.analysis.command_watch import watch_command
 from kdiff.analysis.options import ExactOption, ServiceOption, StoreOption, WindowOption
 from kdiff.analysis.terminal import INTERRUPTED, PROGRAM, TERMINATED, colour, fail, interruptible, show, warn
 from kdiff.queries.address import refuse_passwords
@@ -73,8 +79,19 @@ def compare_command(
     window: WindowOption = "15m",
     renames: Annotated[
         list[str] | None,
-        typer.Option("--map", metavar="OLD=NEW", help="Compare OLD before with NEW after (repeat)."),
+        typer.Option(
+            "--map",
+            metavar="OLD=NEW",
+            help="Compare OLD before with NEW after; * is any text, A+B=C a fusion, A=B+C a split (repeat).",
+        ),
     ] = None,
+    map_files: Annotated[
+        list[str] | None,
+        typer.Option("--map-file", metavar="FILE", help="TOML file with tables [[map]] of old and new (repeat)."),
+    ] = None,
+    exact_names: Annotated[
+        bool, typer.Option("--exact-names", help="Do not pair kernels that were only compiled anew under another name.")
+    ] = False,
     output: Annotated[FormatName, typer.Option("--format", help="Output format.")] = FormatName.TABLE,
     all_metrics: Annotated[
         bool,
@@ -98,6 +115,13 @@ def compare_command(
         typer.Option("--one-gpu-model", help="One host's GPUs calibrate another's completions."),
     ] = False,
     exact: ExactOption = False,
+    keep: Annotated[
+        bool,
+        typer.Option("--keep/--no-keep", envvar="KDIFF_KEEP", help="Keep the verdicts in the store: kdiff history."),
+    ] = False,
+    label: Annotated[
+        str, typer.Option("--label", metavar="TEXT", help="What kept verdicts are called: a version, a swap.")
+    ] = "",
     show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """Compare two windows (the command without a subcommand)."""
@@ -122,6 +146,7 @@ def compare_command(
 
     from kdiff.analysis.compare import Options, compare
     from kdiff.analysis.output import output_format
+    from kdiff.analysis.renames import read_file
     from kdiff.analysis.verdict import Policy
 
     options = Options(
@@ -129,6 +154,8 @@ def compare_command(
         policy=Policy(**strict),
         patterns=kernel or (),
         renames=renames or (),
+        mapped=[entry for path in map_files or () for entry in read_file(path)],
+        by_canonical=not exact_names,
         on_undecided=on_undecided.value if on_undecided else None,
         unpaired=unpaired.value,
         one_gpu_model=one_gpu_model,
@@ -141,7 +168,12 @@ def compare_command(
         same = evidence["before"].store is evidence["after"].store
         pair_warnings = timespec.check_pair(evidence["before"].window, evidence["after"].window, now_ns, same)
         report = compare(evidence["before"], evidence["after"], options)
-    warn([*pair_warnings, *report.warnings])
+        not_kept = []
+        if keep:
+            from kdiff.analysis.kept import keep as keep_verdicts
+
+            not_kept = keep_verdicts(evidence["after"].store, report, service, label, now_ns)
+    warn([*pair_warnings, *report.warnings, *not_kept])
     text = output_format(output.value).render(report, get_terminal_size().columns, colour())
     show(text, report.exit_code)
 
@@ -173,8 +205,13 @@ def kernels_command(
 
 
 app.command("export")(export_command)
+app.command("import", help=IMPORT_HELP)(import_command)
 app.command("delete")(delete_command)
 app.command("migrate")(migrate_command)
+app.command("history")(history_command)
+app.command("gate")(gate_command)
+app.command("schema")(schema_command)
+app.command("watch")(watch_command)
 
 
 def main() -> None:

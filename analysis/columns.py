@@ -6,12 +6,26 @@ from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from kdiff.queries.errors import StoreError
 from kdiff.queries.printable import printable
 
 T = TypeVar("T", bound=np.generic)
+
+
+def codes(table: pa.Table, name: str, dtype: type[T]) -> tuple[NDArray[T], NDArray[np.int64]]:
+    """The distinct values of a column, ascending, and for each row which of them it has, shape (rows,).
+
+    As numpy.unique, which sorts: hashing takes a tenth of the time. Raises StoreError as `column`.
+    """
+    encoded = pc.dictionary_encode(table[name].combine_chunks())
+    found = column(pa.table({name: encoded.dictionary}), name, dtype)
+    order = np.argsort(found)
+    place = np.empty(len(found), np.int64)
+    place[order] = np.arange(len(found))
+    return found[order], place[column(pa.table({name: encoded.indices}), name, np.int32)]
 
 
 def column(table: pa.Table, name: str, dtype: type[T]) -> NDArray[T]:

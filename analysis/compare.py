@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from kdiff.analysis import recorded
-from kdiff.analysis.at_once import of_both
+from kdiff.analysis.at_once import Ask, Side, ahead, of_both
 from kdiff.analysis.calibration import Excess, read_excess
 from kdiff.analysis.configuration import explain_launches
 from kdiff.analysis.counts import Counts, Recording, is_graph
 from kdiff.analysis.evidence import Evidence, holdings
+from kdiff.analysis.groups import as_group, plan_groups, read_groups
 from kdiff.analysis.interval import Sample, tail_estimate
-from kdiff.analysis.measure import NO_DEVICE_TIME, MetricChoice, Plan, choose, gather, unlike
-from kdiff.analysis.pairing import pair_kernels, show
-from kdiff.analysis.queueing import add_queue
+from kdiff.analysis.measure import NO_DEVICE_TIME, MetricChoice, Plan, by_its_kernels, choose, gather, unlike
+from kdiff.analysis.pairing import pair_kernels, pairing_reason
+from kdiff.analysis.queueing import activity, add_queue
 from kdiff.analysis.rare import Exposure, find_rare
 from kdiff.analysis.reasons import calibration_reason, calibration_report
+from kdiff.analysis.renames import Entry
 from kdiff.analysis.report import (
     EXIT_OK,
     EXIT_REGRESSED,
@@ -26,8 +28,10 @@ from kdiff.analysis.report import (
     RareKernel,
     Report,
 )
-from kdiff.analysis.side_by_side import others
-from kdiff.analysis.verdict import Judgement, Policy, Verdict, judge_all, overall, values_needed
+from kdiff.analysis.scheduling import explain_waits
+from kdiff.analysis.side_by_side import other_measures, others
+from kdiff.analysis.suspects import suspect, unchosen, unpaired_cause
+from kdiff.analysis.verdict import NOT_COMPARED, Judgement, Policy, Verdict, judge_all, overall, values_needed
 from kdiff.queries.errors import KdiffError
 
 MIN_ISOLATED_SHARE: Final = 0.1
@@ -40,6 +44,7 @@ _ORDER: Final = {
             Verdict.REGRESSED,
             Verdict.INCONCLUSIVE,
             Verdict.NOT_ENOUGH_DATA,
+            Verdict.RENAME_SUSPECTED,
             Verdict.NEW,
             Verdict.GONE,
             Verdict.IMPROVED,
@@ -47,7 +52,7 @@ _ORDER: Final = {
         )
     )
 }
-_FINE: Final = (Verdict.PASS, Verdict.IMPROVED, Verdict.NEW, Verdict.GONE)
+_FINE: Final = NOT_COMPARED | {Verdict.PASS, Verdict.IMPROVED}
 _MEANING: Final[dict[str, str]] = {
     "completion": "Judged by completion, launch to the sync that proves it finished: launches that share a sync share "
     "its end, so a change may be another kernel's.",
@@ -64,7 +69,9 @@ class Options:
         max_loss: above this loss a window gets no verdict.
         max_unjudged: share of launches and of time that kernels with too few launches may hold together (see rare).
         patterns: judge only kernels that match one of these.
-        renames: "old=new" pairs.
+        renames: what --map says: "old=new", patterns and groups, see renames.
+        mapped: the entries of map files.
+        by_canonical: whether kernels that were compiled anew are paired by their canonical names.
         on_undecided: what exit code an undecided run gets; None is 3.
         unpaired: whether a kernel gone and another new leave the run undecided.
         all_metrics: read the measures beside the judged one of every kernel, not only of those that do not pass.
@@ -77,6 +84,8 @@ class Options:
     max_unjudged: float = 0.05
     patterns: Sequence[str] = ()
     renames: Sequence[str] = ()
+    mapped: Sequence[Entry] = ()
+    by_canonical: bool = True
     on_undecided: Literal["pass", "fail"] | None = None
     unpaired: Literal["undecided", "ignore"] = "undecided"
     all_metrics: bool = False
@@ -95,63 +104,81 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
     """Compare two windows. Raises KdiffError where there is nothing to compare or a name names nothing."""
     before, after = before.at(options.policy.quantile), after.at(options.policy.quantile)
     sides = {"before": before, "after": after}
-    counted = dict(zip(sides, of_both(before, after, lambda its, _: (its.census(), its.recording())), strict=True))
+    counted = dict(zip(sides, of_both(before, after, _count_all), strict=True))
     census = {side: found[0] for side, found in counted.items()}
     recordings = {side: found[1] for side, found in counted.items()}
     for side, evidence in sides.items():
-        if not evidence.rolled and (gone := evidence.missing_rows):
+        gone, lacking = counted[side][2:]
+        if gone:
             raise KdiffError(f"of the {side} window {evidence.window.brief()} {recorded.only_rolled_up(gone)}")
-        if lacking := evidence.missing_rollups:
+        if lacking:
             raise KdiffError(
                 f"of the {side} window {evidence.window.brief()} {recorded.only_rows(lacking, evidence.hourly)}"
             )
         if not census[side] and not recordings[side].coverage:
             held = holdings(evidence.store, evidence.service)
             raise KdiffError(f"nothing was recorded in the {side} window {evidence.window.brief()}: {held}")
-    pairing = pair_kernels(census["before"], census["after"], options.renames, options.patterns)
+    asked = (options.renames, options.patterns, options.mapped, options.by_canonical)
+    pairing = pair_kernels(census["before"], census["after"], *asked)
+    rolled = before.rolled or after.rolled
     every = choose(pairing.pairs, options.metric)
     needed = values_needed(options.policy.quantile)
     exposure = Exposure(
         (_recorded_ns(before, recordings["before"]), _recorded_ns(after, recordings["after"])),
         (before.device.covered_ns, after.device.covered_ns),
     )
+    every += plan_groups(pairing.groups, pairing.beside, options.metric, rolled, exposure.seconds)
     rare = find_rare(every, pairing.named, options.metric, needed, options.max_unjudged, exposure)
     plans = [plan for index, plan in enumerate(every) if index not in rare.plans]
+    outside = unlike(before, after)
+    beside = other_measures(plans, range(len(plans)) if options.all_metrics else (), outside)
+    questions: list[Ask[Any]] = [lambda evidence, side: activity(evidence, side, plans)]
+    playing, *other_samples = ahead(before, after, [*questions, *(measure.ask for measure in beside)])
     samples = gather(before, after, plans)
     hosts = {row["host"] for evidence in sides.values() for row in evidence.processes}
     excesses = read_excess((before, after), plans, options.policy.quantile, hosts)
     deciding = {i: excess for i, excess in excesses.items() if options.one_gpu_model or not excess.foreign}
-    judgements = judge_all(samples, options.policy, deciding)
+    groups = {i: group for i, plan in enumerate(plans) for group in pairing.groups if plan.pair is group.pair}
+    judged = {i: group for i, group in groups.items() if not plans[i].why}
+    totals = read_groups(before, after, judged, options.policy)
+    judgements = judge_all(samples, options.policy, deciding, totals)
     with_syncs = any(plan.metric in ("completion", "graph") for plan in plans)
     losses = {side: recording.loss(with_syncs) for side, recording in recordings.items()}
     lossy = recorded.lossy(losses, options.max_loss)
     device_lossy = []
-    if any(plan.metric == "device" for plan in plans):
+    if groups or any(plan.metric == "device" for plan in plans):
         device_lossy = recorded.lossy_device(sides, options.max_loss) + recorded.other_processes(sides)
-    of_calls = recorded.calls_gone(sides) if unlike(before, after) else []
+    of_calls = recorded.calls_gone(sides) if outside else []
     rows = []
     for index, plan in enumerate(plans):
         row = _row(plan, judgements[index], options)
         if index in excesses:
             row = _calibrated(row, samples[index], excesses[index], index in deciding, options.policy)
+        if index in groups:
+            row = as_group(row, groups[index], totals.get(index))
         if row.verdict is Verdict.NOT_ENOUGH_DATA and plan.metric == "device":
             row = replace(row, reasons=(*row.reasons, *recorded.sparse_device(sides)))
         why = list(lossy)
         if plan.in_both and not why:
-            why = device_lossy if plan.metric == "device" else of_calls
+            why = device_lossy if plan.metric == "device" or index in groups else of_calls
             why = why or recorded.without_bins(plan, samples[index], sides, options.max_loss)
         if why:
             row = replace(row, verdict=Verdict.INCONCLUSIVE, reasons=(*why, *row.reasons))
         rows.append(row)
     del samples
-    chosen = [i for i, row in enumerate(rows) if options.all_metrics or row.verdict not in _FINE]
-    played = add_queue(before, after, plans, rows)
+    if not options.all_metrics:
+        beside = other_measures(plans, [i for i, row in enumerate(rows) if row.verdict not in _FINE], outside)
+        other_samples = ahead(before, after, [measure.ask for measure in beside])
+    played = add_queue(playing(), rows)
     rows = explain_launches(before, after, plans, played.rows)
-    for index, measures in others(before, after, plans, chosen, options.policy).items():
+    rows = explain_waits(before, after, plans, rows, options.policy.quantile)
+    for index, measures in others(beside, other_samples, options.policy).items():
         rows[index] = replace(rows[index], others=measures)
+    rows = suspect(before, after, plans, rows, pairing.beside, exposure.recorded)
     rows.sort(key=lambda row: (_ORDER[row.verdict], -(row.ratio or 0.0), row.kernel))
-    verdict, cause = _decide(rows, lossy, device_lossy, options)
-    metrics = {plan.metric for plan in plans if plan.metric}
+    swapped = unpaired_cause(rows, unchosen(pairing.pairs, pairing.beside, exposure.recorded))
+    verdict, cause = _decide(rows, lossy, device_lossy, swapped, options)
+    metrics = {row.metric for row in rows} - {"none"}
     return Report(
         verdict=verdict,
         exit_code=_exit_code(verdict, options),
@@ -168,9 +195,20 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
         ),
         rare_launches=rare.launches,
         rare_time=rare.time,
-        notes=(*lossy, *device_lossy, *played.notes, *_notes(plans, census, options), *_unlike(before, after, plans)),
+        notes=(
+            *(*lossy, *device_lossy, *played.notes),
+            *_notes(plans, census, options),
+            *_unlike(before, after, plans),
+        ),
         warnings=(*pairing.warnings, *recorded.warnings(sides, recordings)),
     )
+
+
+def _count_all(evidence: Evidence, _side: Side) -> tuple[dict[str, Counts], Recording, int, int]:
+    """Counts and recording of one window, and how many launches and executions lack the rows or roll-ups to judge."""
+    found = evidence.census(), evidence.recording()
+    gone = 0 if evidence.rolled else evidence.missing_rows
+    return *found, gone, 0 if gone else evidence.missing_rollups
 
 
 def _row(plan: Plan, judgement: Judgement, options: Options) -> KernelReport:
@@ -190,7 +228,7 @@ def _row(plan: Plan, judgement: Judgement, options: Options) -> KernelReport:
             if not doubt.bars_pass_only or verdict in (Verdict.PASS, Verdict.IMPROVED):
                 verdict = Verdict.INCONCLUSIVE
             reasons.append(doubt.reason)
-    reasons += _left_out(plan)
+    reasons = [*pairing_reason(pair), *reasons, *_left_out(plan)]
     return KernelReport(
         kernel=pair.kernel,
         verdict=verdict,
@@ -207,6 +245,8 @@ def _row(plan: Plan, judgement: Judgement, options: Options) -> KernelReport:
         margin=judgement.margin,
         reasons=tuple(reasons),
         isolated=plan.isolated,
+        before_names=pair.old,
+        paired_by=pair.by,
     )
 
 
@@ -260,21 +300,14 @@ def _left_out(plan: Plan) -> list[str]:
 
 
 def _decide(
-    rows: Sequence[KernelReport], lossy: Sequence[str], device_lossy: Sequence[str], options: Options
+    rows: Sequence[KernelReport], lossy: Sequence[str], device_lossy: Sequence[str], swapped: str, options: Options
 ) -> tuple[Verdict, str]:
     """The run's verdict, and why it is undecided where the kernels' verdicts do not say it."""
     if lossy:
         return Verdict.INCONCLUSIVE, lossy[0].rstrip(".")
     verdict = overall(row.verdict for row in rows)
-    compared = [row for row in rows if row.verdict not in (Verdict.NEW, Verdict.GONE)]
-    new = [row.kernel for row in rows if row.verdict is Verdict.NEW]
-    gone = [row.kernel for row in rows if row.verdict is Verdict.GONE]
-    swapped = ""
-    if new and gone:
-        # The swap that the user is gating on may be this one, under another name.
-        hint = f": if one replaced the other, add --map {show(f'{gone[0]}={new[0]}')}" if len(new + gone) == 2 else ""
-        hint = hint or ": pair what was replaced with --map old=new, or add --unpaired ignore"
-        swapped = f"{_count(len(gone), 'kernel is', 'kernels are')} gone and {len(new)} new{hint}"
+    compared = [row for row in rows if row.verdict not in NOT_COMPARED]
+    new = any(row.verdict is Verdict.NEW for row in rows)
     if not rows:
         return Verdict.INCONCLUSIVE, "no kernel ran that could be compared"
     if not compared:
@@ -304,16 +337,23 @@ def _notes(plans: Sequence[Plan], census: Mapping[str, Mapping[str, Counts]], op
         )
     if options.metric in _MEANING:
         notes.append(_MEANING[options.metric])
-    graphs = sum(c.launches for counts in census.values() for name, c in counts.items() if is_graph(name))
-    if graphs and options.metric != "graph":
-        told = "cannot be seen: device time was not recorded in both windows"
-        if all(any(c.in_graphs for c in counts.values()) for counts in census.values()):
-            judged = options.metric in ("auto", "device")
-            told = "are judged by device time, under their own names" if judged else "are not judged"
-        elif all(any(c.executions for c in counts.values()) for counts in census.values()):
-            told = "cannot be seen: none of them ran in a device window in both windows"
-        notes.append(f"The kernels inside {graphs:,} graph launches {told}.")
+    if options.metric != "graph":
+        notes += _graphs(census, options)
     return notes
+
+
+def _graphs(census: Mapping[str, Mapping[str, Counts]], options: Options) -> list[str]:
+    """What becomes of the kernels inside graphs, which the host does not see launched."""
+    launches = {True: 0, False: 0}
+    for name in {name for counts in census.values() for name in counts if is_graph(name)}:
+        sides = [counts.get(name, Counts()) for counts in census.values()]
+        launches[by_its_kernels(*sides)] += sum(counts.launches for counts in sides)
+    judged = options.metric in ("auto", "device")
+    told = {True: "are judged by device time, under their own names" if judged else "are not judged"}
+    told[False] = "cannot be seen: device time was not recorded in both windows"
+    if all(any(c.executions for c in counts.values()) for counts in census.values()):
+        told[False] = "cannot be seen: graphs of their processes were not timed in both windows"
+    return [f"The kernels inside {count:,} graph launches {told[seen]}." for seen, count in launches.items() if count]
 
 
 def _unlike(before: Evidence, after: Evidence, plans: Sequence[Plan]) -> list[str]:
@@ -332,7 +372,3 @@ def _recorded_ns(evidence: Evidence, recording: Recording) -> float:
 
 def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"

@@ -26,7 +26,8 @@ class Counts:
 
     `keys` stand for its names in the store: more than one after a rename. `executions` were timed on the device,
     `in_graphs` of them inside graphs; `device_runs` and `device_ns` are scaled to all of the time, each process's by
-    the share of it that was timed.
+    the share of it that was timed. `graphs_timed`: of launches of a graph, those by processes (in windows of hours,
+    services) whose graphs' kernels were timed.
     """
 
     keys: tuple[int, ...] = ()
@@ -43,6 +44,7 @@ class Counts:
     in_graphs: int = 0
     device_runs: float = 0.0
     device_ns: float = 0.0
+    graphs_timed: int = 0
 
     @property
     def seen(self) -> int:
@@ -92,5 +94,5 @@ class Recording:
 _FIELDS: Final = tuple(f.name for f in fields(Counts) if f.name != "keys")
 OF_DEVICE: Final = ("executions", "in_graphs", "device_runs", "device_ns")
 """The fields of Counts that executions fill."""
-OF_HOST: Final = tuple(name for name in _FIELDS if name not in OF_DEVICE)
+OF_HOST: Final = tuple(name for name in _FIELDS if name not in (*OF_DEVICE, "graphs_timed"))
 """The fields of Counts that launches fill."""

@@ -27,7 +27,7 @@ from kdiff.queries.tables import KIND_GRAPH_LAUNCH, KIND_LAUNCH, KIND_SYNC
 _MOST_KEYS: Final = 5_000
 _LAST_NS: Final = 2**63 // HOUR_NS * HOUR_NS
 _LOST: Final = ("launches", "syncs", "other")
-_BY_HOUR: Final = ("census", "processes", "bins", "tails")
+_BY_HOUR: Final = ("census", "graphs_timed", "processes", "bins", "tails")
 """The queries of roll-ups that those of hours answer as well."""
 _LATE: Final = 0.01  # what may arrive between two queries
 
@@ -138,16 +138,23 @@ class Evidence:
     def census(self) -> dict[str, Counts]:
         """Counts by kernel name; launches of graphs under theirs, of unknown ones under GRAPHS. Raises StoreError."""
         counts: dict[str, Counts] = {}
+        timed = self._graphs_timed
         for row in self._calls:
-            graph = row["kind"] == KIND_GRAPH_LAUNCH
-            name = _graph(row["kernel_name"]) if graph else _shown(row["kernel_name"])
-            called = Counts((row["kernel_key"],), **{field: row[field] for field in OF_HOST})
+            name, key = _name(row["kind"], row["kernel_name"]), row["kernel_key"]
+            beside = timed.get(key, 0) if row["kind"] == KIND_GRAPH_LAUNCH else 0
+            called = Counts((key,), **{field: row[field] for field in OF_HOST}, graphs_timed=beside)
             counts[name] = counts.get(name, Counts()) + called
         for row in self._executions:
             name = _shown(row["kernel_name"])
             ran = Counts((row["kernel_key"],), **{field: row[field] for field in OF_DEVICE})
             counts[name] = counts.get(name, Counts()) + ran
         return counts
+
+    @cached_property
+    def _graphs_timed(self) -> dict[int, int]:
+        if all(row["kind"] != KIND_GRAPH_LAUNCH for row in self._calls):
+            return {}
+        return {row["kernel_key"]: row["launches"] for row in self.query_rolled("graphs_timed").to_pylist()}
 
     @cached_property
     def _calls(self) -> list[dict[str, Any]]:
@@ -230,16 +237,25 @@ class Evidence:
         return max(0, self.timed - rows)
 
     def kernels(self) -> list[dict[str, Any]]:
-        """Launches, average and p99 of each kernel, host side and device side, in ns. Raises StoreError."""
+        """Launches, average and p99 of each kernel, host side and device side, in ns; of each graph too, by its `kind`.
+
+        Raises StoreError.
+        """
         rows: list[dict[str, Any]] = self.query_rolled("kernels_between").to_pylist()
         if self.rolled:
-            keys = {row["kernel_key"]: place for place, row in enumerate(rows)}
-            measures: tuple[Metric, ...] = ("completion", "device")
-            for metric in measures:
-                ordered = Histograms(self, metric, keys).ordered()
-                for place, row in enumerate(rows):
-                    row[f"{metric}_p99_ns"] = quantile(ordered[place], 0.99) if place in ordered else None
-        return [row | {"kernel_name": _shown(row["kernel_name"])} for row in rows]
+            measures: tuple[tuple[Metric, str], ...] = (
+                ("completion", KIND_LAUNCH),
+                ("device", KIND_LAUNCH),
+                ("graph", KIND_GRAPH_LAUNCH),
+            )
+            for row in rows:
+                row |= {"completion_p99_ns": None, "device_p99_ns": None}
+            for metric, kind in measures:
+                keys = {row["kernel_key"]: place for place, row in enumerate(rows) if row["kind"] == kind}
+                for place, ordered in Histograms(self, metric, keys).ordered().items() if keys else ():
+                    measured = "device" if metric == "device" else "completion"
+                    rows[place][f"{measured}_p99_ns"] = quantile(ordered, 0.99)
+        return [row | {"kernel_name": _name(row["kind"], row["kernel_name"])} for row in rows]
 
     def recording(self) -> Recording:
         """Losses and coverage.
@@ -363,8 +379,11 @@ def _shown(name: str) -> str:
     return UNNAMED if name == "" or is_graph(name) else name
 
 
-def _graph(name: str) -> str:
-    return name if is_graph(name) else GRAPHS
+def _name(kind: str, name: str) -> str:
+    """The same of a kernel or a graph, by the kind of its launches."""
+    if kind == KIND_GRAPH_LAUNCH:
+        return name if is_graph(name) else GRAPHS
+    return _shown(name)
 
 
 def _recording(

@@ -21,7 +21,7 @@ from kdiff.analysis.columns import column
 from kdiff.analysis.counts import Metric
 from kdiff.analysis.interval import Sample
 from kdiff.analysis.quantiles import Ordered, quantile, rank
-from kdiff.analysis.values import Source, Values, by_index, indices
+from kdiff.analysis.values import Source, Values, indices
 from kdiff.queries.store import Params
 from kdiff.queries.tables import KIND_GRAPH_LAUNCH, KIND_LAUNCH
 
@@ -130,11 +130,16 @@ class Histograms:
         )
         index, bucket = indices(read, keys), column(read, "bucket", np.int32)
         bins, counts = column(read, "bin", np.uint16), column(read, "count", np.int64)
-        every = bins == _EVERY_BIN
+        # By kernel and bin, whatever the server's order is.
+        order = np.argsort((index.astype(np.int64) << 40) + (bins.astype(np.int64) << 24) + bucket)
+        index, bucket, bins, counts = index[order], bucket[order], bins[order], counts[order]
         durations = durations_ns(np.minimum(bins.astype(np.int64), LAST_BIN))
+        starts = np.flatnonzero(np.diff(index, prepend=-1))
+        ends = np.append(starts, index.size)[1:]
         samples: dict[int, Sample | None] = {}
-        for one, rows in by_index(index):
-            total, single = rows[every[rows]], rows[~every[rows]]
+        for start, end in zip(starts, ends, strict=True):
+            one, middle = int(index[start]), start + int(bins[start:end].searchsorted(_EVERY_BIN))
+            single, total = slice(start, middle), slice(middle, end)
             size = int(counts[total].sum())
             whole = wholes.get(one, _NOTHING)
             below = whole.below(floors.get(one, 0), size - int(counts[single].sum()), _SPARE * (1.0 - q) * size)

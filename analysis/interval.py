@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from kdiff.analysis import bins, quantiles
 
@@ -147,7 +146,7 @@ class TailEstimate:
         """
         if not 0.0 < alpha <= 0.5:
             raise ValueError(f"the error rate of a limit lies in (0, 0.5], not {alpha}")
-        critical = max(0.0, -float(stdtrit(self.nu, alpha)))
+        critical = max(0.0, -student_quantile(self.nu, alpha))
         low = self.q - critical * self.se
         lower = float(quantiles.quantile(self.ordered, low)) if low > 0.0 else -math.inf
         first = int(self.evidence.searchsorted(critical))
@@ -217,8 +216,10 @@ def tail_estimate(sample: Sample, q: float) -> TailEstimate:
     busy = per_bucket > 0
     filled = int(busy.sum())
     nu = degrees_of_freedom(filled)
-    waves = np.zeros((nu, sample.buckets))
-    waves[:, busy] = cosines(filled, nu)
+    waves = cosines(filled, nu)
+    if filled < sample.buckets:
+        waves = np.zeros((nu, sample.buckets))
+        waves[:, busy] = cosines(filled, nu)
 
     is_above = sample.durations_ns > value
     tail, tail_bucket, tail_counts = sample.durations_ns[is_above], sample.bucket[is_above], counts[is_above]
@@ -231,7 +232,7 @@ def tail_estimate(sample: Sample, q: float) -> TailEstimate:
     serial = long_run(waves @ (above + share * equal - (1.0 - q) * per_bucket))
     variance = max(float(serial) + share * (1.0 - share) * ties, n * q * (1.0 - q))
 
-    order = np.argsort(tail, kind="stable")
+    order = np.lexsort((tail_bucket, tail))  # sums of cosines must not depend on the order of rows
     total = waves @ per_bucket
     steps, evidence = _evidence_above(value, tail[order], tail_counts[order], waves[:, tail_bucket[order]], total, n, q)
     return TailEstimate(
@@ -288,11 +289,22 @@ def _logs(value: int, lower: float, upper: float, tick: int) -> tuple[float, flo
     return math.log(max(value, tick)), log_lower, math.log(max(upper, tick))
 
 
+@cache
+def student_quantile(nu: int, alpha: float) -> float:
+    """The alpha-quantile of Student's distribution with nu degrees of freedom."""
+    from scipy.special import stdtrit  # 0.15 s, by then a server works on what is asked next
+
+    return float(stdtrit(nu, alpha))
+
+
+@lru_cache(32)  # the windows of a run have few lengths
 def cosines(size: int, nu: int) -> NDArray[np.float64]:
-    """sqrt(2) cos(pi j (t + 1/2) / T) for j = 1..nu and t = 0..T-1; shape (nu, T)."""
+    """sqrt(2) cos(pi j (t + 1/2) / T) for j = 1..nu and t = 0..T-1; shape (nu, T), not to be written to."""
     frequency = np.arange(1, nu + 1, dtype=np.float64)[:, None]
     angle: NDArray[np.float64] = np.pi * frequency * (np.arange(size) + 0.5) / size
-    return math.sqrt(2.0) * np.cos(angle)
+    waves: NDArray[np.float64] = math.sqrt(2.0) * np.cos(angle)
+    waves.flags.writeable = False
+    return waves
 
 
 def long_run(projected: NDArray[np.float64]) -> NDArray[np.float64]:

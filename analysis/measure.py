@@ -40,6 +40,9 @@ class Plan:
 ALIKE: Final = 0.75
 """Below this ratio of the shares of the time that were timed on the device, the calls of two windows are not alike."""
 
+TIMED: Final = 0.95
+"""Below this share of a graph's launches by processes whose graphs' kernels were timed, the graph itself is judged."""
+
 Samples = dict[int, tuple[Sample | None, Sample | None]]
 
 
@@ -47,18 +50,24 @@ def choose(pairs: Sequence[Pair], metric: MetricChoice) -> list[Plan]:
     """One plan a pair, in order; pairs that `metric` does not concern are left out."""
     device_seen = all(any(getattr(p, side).executions for p in pairs) for side in ("before", "after"))
     no_device = _NOT_MET if device_seen else NO_DEVICE_TIME
-    # Device time of other kernels says nothing of graphs: theirs may run in processes that are not timed.
-    graphs_seen = all(any(getattr(p, side).in_graphs for p in pairs) for side in ("before", "after"))
     plans = []
     for pair in pairs:
         if is_graph(pair.kernel):
-            if metric == "graph" or (metric == "auto" and not graphs_seen):
+            if metric == "graph" or (metric == "auto" and not by_its_kernels(pair.before, pair.after)):
                 plans.append(_plan(pair, "graph", metric == "auto", no_device))
         elif metric == "auto":
             plans.append(_best(pair, no_device))
         elif metric != "graph":
             plans.append(_plan(pair, metric, False, no_device))
     return plans
+
+
+def by_its_kernels(*sides: Counts) -> bool:
+    """Whether a graph, counted in each window, is judged by its kernels on the device, under their own names.
+
+    TIMED of its launches are then of processes whose graphs' kernels were timed: those say nothing of the others.
+    """
+    return all(counts.graphs_timed >= TIMED * counts.launches for counts in sides if counts.launches)
 
 
 def _best(pair: Pair, no_device: str) -> Plan:
@@ -110,14 +119,15 @@ def keys_of(plans: Mapping[int, Plan], side: Side) -> dict[int, int]:
 def gather(before: Evidence, after: Evidence, plans: Sequence[Plan]) -> Samples:
     """The samples of every plan by its index: one read for each window and measure."""
     outside = unlike(before, after)
-
-    def read(evidence: Evidence, side: Side) -> dict[int, Sample | None]:
-        samples = {}
-        for metric in sorted({plan.metric for plan in plans if plan.metric}):
-            keys = keys_of({index: plan for index, plan in enumerate(plans) if plan.metric == metric}, side)
-            for index, values in evidence.values(metric, keys, outside).items():
-                samples[index] = values.choose(plans[index].isolated)
-        return samples
-
-    found = of_both(before, after, read)
+    found = of_both(before, after, lambda evidence, side: read_samples(evidence, side, plans, outside))
     return {i: (found[0].get(i), found[1].get(i)) for i in range(len(plans))}
+
+
+def read_samples(evidence: Evidence, side: Side, plans: Sequence[Plan], outside: bool) -> dict[int, Sample | None]:
+    """Those of one window, of the plans that have any. `outside` as Evidence.values. Raises StoreError."""
+    samples = {}
+    for metric in sorted({plan.metric for plan in plans if plan.metric}):
+        keys = keys_of({index: plan for index, plan in enumerate(plans) if plan.metric == metric}, side)
+        for index, values in evidence.values(metric, keys, outside).items():
+            samples[index] = values.choose(plans[index].isolated)
+    return samples

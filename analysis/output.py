@@ -7,7 +7,7 @@ from typing import Final, Protocol, cast
 
 from kdiff.analysis.report import Report
 
-FORMATS: Final = ("table", "json", "markdown", "junit")
+FORMATS: Final = ("table", "json", "markdown", "junit", "argo", "sentence")
 
 
 class Format(Protocol):

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from typing import Any, Final
 
 from kdiff.analysis.quantiles import Quantiles
-from kdiff.analysis.report import Calibration, DeviceReport, KernelReport, Measured, Queue, Report, WindowReport
+from kdiff.analysis.report import (
+    Calibration,
+    DeviceReport,
+    KernelReport,
+    Measured,
+    Queue,
+    Report,
+    Scheduling,
+    WindowReport,
+)
+from kdiff.analysis.verdict import NOT_COMPARED
 from kdiff.analysis.window import utc
 
 SCHEMA: Final = "kdiff/1"
@@ -96,6 +107,9 @@ def _kernel(kernel: KernelReport) -> dict[str, Any]:
         "metrics": {m.metric: _measured(m, judged) for m, judged in _measures(kernel)},
         "calibration": None if kernel.calibration is None else _calibration(kernel.calibration),
         "queue": {"before": _queue(kernel.queue_before), "after": _queue(kernel.queue_after)},
+        "scheduling": {"before": _waits(kernel.scheduling_before), "after": _waits(kernel.scheduling_after)},
+        "before_names": list(kernel.before_names),
+        "paired_by": kernel.paired_by if kernel.verdict not in NOT_COMPARED else None,
     }
 
 
@@ -109,6 +123,10 @@ def _queue(queue: Queue | None) -> dict[str, Any] | None:
         "overlap": _number(queue.overlap),
         "stream_busy": _number(queue.stream_busy),
     }
+
+
+def _waits(scheduling: Scheduling | None) -> dict[str, int | None] | None:
+    return None if scheduling is None else asdict(scheduling)
 
 
 def _measures(kernel: KernelReport) -> list[tuple[Measured, bool]]:

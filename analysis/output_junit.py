@@ -5,7 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree as ET
 
 from kdiff.analysis import output_text as text
-from kdiff.analysis.report import EXIT_OK, KernelReport, Report, quantile_name
+from kdiff.analysis.report import EXIT_OK, KernelReport, Report, statistic
 from kdiff.analysis.verdict import Verdict
 from kdiff.queries.printable import printable
 
@@ -45,7 +45,7 @@ def render(report: Report, width: int = 0, colour: bool = False) -> str:
 def _case(kernel: KernelReport, report: Report) -> ET.Element:
     case = ET.Element("testcase", classname=f"kdiff.{kernel.metric}", name=printable(kernel.kernel))
     facts = (
-        f"{quantile_name(report.quantile)} {text.duration(kernel.value_before)} -> "
+        f"{statistic(kernel.metric, report.quantile)} {text.duration(kernel.value_before)} -> "
         f"{text.duration(kernel.value_after)}, {text.change(kernel.ratio)} {text.interval(kernel.ci)}"
     )
     told_besides = [text.measure_line(measure, report.quantile) for measure in kernel.others]

@@ -16,6 +16,7 @@ _COLOURS: Final = {
     "UNDECIDED": "33",
     "INCONCLUSIVE": "33",
     "NOT_ENOUGH_DATA": "33",
+    "RENAME_SUSPECTED": "33",
     "NEW": "36",
     "GONE": "36",
 }

@@ -8,8 +8,8 @@ import textwrap
 from collections import Counter
 
 from kdiff.analysis.counts import is_graph
-from kdiff.analysis.report import KernelReport, Measured, Report, WindowReport, quantile_name
-from kdiff.analysis.verdict import Verdict
+from kdiff.analysis.report import GROUP_METRIC, KernelReport, Measured, Report, WindowReport, quantile_name, statistic
+from kdiff.analysis.verdict import NOT_COMPARED, Verdict
 from kdiff.analysis.window import length_text, utc_short
 from kdiff.queries.printable import cells, printable, shorten
 
@@ -23,6 +23,7 @@ _CUTS: tuple[tuple[bool, float | None], ...] = (
     (False, 0.2),
     (False, 0.85),
 )
+_ARGUMENT = re.compile(r"--map '(?:[^']|'\"'\"')*'")
 _NAMESPACES = re.compile(r"\b(?:[A-Za-z_]\w*::)+")
 _SHARED_BY = 3
 _MEASURES = {
@@ -31,6 +32,7 @@ _MEASURES = {
     "launch": "time in the host call",
     "graph": "graph completion",
     "mixed": "each kernel's metric",
+    GROUP_METRIC: "device time a launch of groups of kernels",
 }
 _UNDECIDED = (Verdict.INCONCLUSIVE, Verdict.NOT_ENOUGH_DATA)
 
@@ -106,7 +108,7 @@ def headline(report: Report, width: int = 200) -> str:
         others = sum(k.verdict is Verdict.REGRESSED for k in report.kernels) - 1
         moved = f", {duration(worst.value_before)} -> {duration(worst.value_after)}"
         more = f", and {others} more" if others else ""
-        core = f" {named} {change(worst.ratio)}"
+        core = f" {statistic(worst.metric, report.quantile)} {change(worst.ratio)}"
         full = f"{core} {interval(worst.ci)} ({worst.metric})"
         # One line if it can be: the table above has what is dropped here.
         for facts in (full + moved + more, full + more, core + more):
@@ -114,7 +116,7 @@ def headline(report: Report, width: int = 200) -> str:
             if cells(line) <= width:
                 break
         return line
-    compared = [k for k in report.kernels if k.verdict not in (Verdict.NEW, Verdict.GONE)]
+    compared = [k for k in report.kernels if k.verdict not in NOT_COMPARED]
     if report.verdict is Verdict.PASS:
         metrics = " and ".join(sorted({k.metric for k in compared}))
         noun = "kernel" if len(compared) == 1 else "kernels"
@@ -158,7 +160,7 @@ def judged_line(report: Report) -> str:
     what = _MEASURES[report.metric]
     cut = cuts[0] if cuts[0] == cuts[1] else " and ".join(cuts)
     strict = f"tolerance {100 * report.tolerance:g}%, 90% intervals"
-    return f"{quantile_name(report.quantile)} of {what}, {strict}, {cut} stretches"
+    return f"{statistic(report.metric, report.quantile)} of {what}, {strict}, {cut} stretches"
 
 
 def shared_reasons(report: Report) -> dict[str, int]:
@@ -208,7 +210,17 @@ def rare_line(report: Report, width: int) -> str:
 
 
 def wrap(line: str, width: int, indent: int) -> list[str]:
-    """`line` in lines of at most `width` cells; its own indent stays, the others get `indent`."""
+    """`line` in lines of at most `width` cells; its own indent stays, the others get `indent`.
+
+    A --map with its argument is never broken, so that a shell takes it as it is shown.
+    """
+    argument = _ARGUMENT.search(line)
+    if argument and cells(line) > width:
+        head, tail = line[: argument.start()].rstrip(), line[argument.end() :]
+        end = tail[: len(tail) - len(tail.lstrip(".,"))]
+        lines = wrap(head, width, indent) if head.strip() else []
+        rest = tail[len(end) :].strip()
+        return [*lines, " " * indent + argument[0] + end, *(wrap(" " * indent + rest, width, indent) if rest else [])]
     # Words are broken where one alone is too long: a path, a name.
     start = len(line) - len(line.lstrip(" "))
     wrapper = textwrap.TextWrapper(

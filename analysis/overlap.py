@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kdiff.analysis.columns import column
+from kdiff.analysis.columns import codes, column
 from kdiff.analysis.evidence import Evidence
 from kdiff.analysis.interval import Sample
 from kdiff.analysis.share import Share
@@ -58,7 +58,7 @@ def sweep(group: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.in
     """Sweep over n executions [start, end), each in one of `groups` groups, none empty; arrays of shape (n,)."""
     times = np.concatenate([start, end])
     both = np.concatenate([group, group])
-    order = np.argsort(times, kind="stable") if groups == 1 else np.lexsort((times, both))
+    order = _order(times, both, groups)
     sorted_times = times[order]
     running = np.cumsum(np.where(order < start.size, 1, -1))
     # Between groups nothing runs, so that the step from one to the next counts nowhere.
@@ -68,6 +68,16 @@ def sweep(group: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.in
     at[order] = until[0]
     first = np.searchsorted(both[order], np.arange(groups + 1)).astype(np.int64)
     return Sweep(at[start.size :] - at[: start.size], sorted_times, until[1], first)
+
+
+def _order(times: NDArray[np.int64], group: NDArray[np.int64], groups: int) -> NDArray[np.int64]:
+    """The places of `times` by group and time; equal ones in any order: no time lies between them to be summed."""
+    least = int(times.min())
+    span = int(times.max()) - least + 1
+    if groups * span >= 2**63:
+        return np.lexsort((times, group))
+    # As one number they are sorted in a fifth of the time.
+    return np.argsort(group * span + (times - least))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -109,9 +119,11 @@ def read_activity(evidence: Evidence, keys: Mapping[int, int]) -> Activity | Non
     start = column(table, "start_ns", np.int64)
     duration = column(table, "duration_ns", np.int64)
     bucket = column(table, "bucket", np.int32)
-    devices, at, device = np.unique(column(table, "device", np.uint64), return_index=True, return_inverse=True)
-    lanes, lane = np.unique(column(table, "lane", np.uint64), return_inverse=True)
-    covered = _covered(evidence, column(table, "process", np.uint64)[at], slices)
+    devices, device = codes(table, "device", np.uint64)
+    lanes, lane = codes(table, "lane", np.uint64)
+    process = np.empty(len(devices), np.uint64)
+    process[device] = column(table, "process", np.uint64)
+    covered = _covered(evidence, process, slices)
     of_devices = sweep(device, start, start + duration, len(devices))
     busy = Share(_busy(of_devices, buckets, width), covered.sum(axis=0))
 
@@ -122,9 +134,8 @@ def read_activity(evidence: Evidence, keys: Mapping[int, int]) -> Activity | Non
     lane_busy = np.minimum(1.0, of_lanes / np.maximum(lane_time, 1.0))
 
     queue = column(table, "queue_ns", np.int64)
-    kernel = column(table, "kernel_key", np.uint64)
+    known, place = codes(table, "kernel_key", np.uint64)
     del table
-    known, place = np.unique(kernel, return_inverse=True)
     index = np.array([keys.get(int(key), -1) for key in known], np.int64)[place]
     wanted = np.flatnonzero(index >= 0)
     kernels = {}
@@ -135,7 +146,7 @@ def read_activity(evidence: Evidence, keys: Mapping[int, int]) -> Activity | Non
         kernels[one] = KernelActivity(
             Sample(queue[waited], bucket[waited], buckets) if waited.size else None,
             Share(shared.astype(np.float64), ran.astype(np.float64)),
-            float(lane_busy[lane[rows]].mean()),
+            float(np.bincount(lane[rows], minlength=len(lanes)) @ lane_busy) / rows.size,  # in any order of rows
         )
     return Activity(kernels, busy)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kdiff.analysis.at_once import Side, of_both
+from kdiff.analysis.at_once import Side
 from kdiff.analysis.counts import is_graph
 from kdiff.analysis.evidence import Evidence
 from kdiff.analysis.interval import Sample, ratio_interval, tail_estimate
@@ -42,10 +42,9 @@ class Played:
     busy: tuple[float | None, float | None]
 
 
-def add_queue(before: Evidence, after: Evidence, plans: Sequence[Plan], rows: Sequence[KernelReport]) -> Played:
-    """Add to each row, that of the plan at its place, how it ran among the others. Raises StoreError."""
-    activities = of_both(before, after, lambda evidence, side: _activity(evidence, side, plans))
-    busy = tuple(None if activity is None else activity.busy.value for activity in activities)
+def add_queue(activities: tuple[Activity | None, Activity | None], rows: Sequence[KernelReport]) -> Played:
+    """Add to each row, that of the plan at its place, how it ran among the others in either window."""
+    busy = tuple(None if window is None else window.busy.value for window in activities)
     one, other = activities
     if one is None or other is None:
         found = [_with_queues(row, _of(one, i), _of(other, i)) for i, row in enumerate(rows)]
@@ -66,13 +65,14 @@ def add_queue(before: Evidence, after: Evidence, plans: Sequence[Plan], rows: Se
     return Played(tuple(told), (*_busy(one.busy, other.busy), *_waits(waited)), (busy[0], busy[1]))
 
 
-def _activity(evidence: Evidence, side: Side, plans: Sequence[Plan]) -> Activity | None:
+def activity(evidence: Evidence, side: Side, plans: Sequence[Plan]) -> Activity | None:
+    """What ran beside what in one window, by the indices of `plans`. Raises StoreError."""
     kernels = {index: plan for index, plan in enumerate(plans) if not is_graph(plan.pair.kernel)}
     return read_activity(evidence, keys_of(kernels, side))
 
 
-def _of(activity: Activity | None, index: int) -> KernelActivity | None:
-    return None if activity is None else activity.kernels.get(index)
+def _of(window: Activity | None, index: int) -> KernelActivity | None:
+    return None if window is None else window.kernels.get(index)
 
 
 def _with_queues(row: KernelReport, before: KernelActivity | None, after: KernelActivity | None) -> KernelReport:

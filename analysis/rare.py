@@ -30,6 +30,12 @@ class Exposure:
     recorded: tuple[float, float]
     timed: tuple[float, float]
 
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Before and after, of what was timed, or, where that is not known of both, recorded; never 0."""
+        times = self.timed if min(self.timed) > 0.0 else self.recorded
+        return max(times[0], 1.0) / 1e9, max(times[1], 1.0) / 1e9
+
 
 def find_rare(
     plans: Sequence[Plan],

@@ -13,6 +13,9 @@ EXIT_REGRESSED = 1
 EXIT_ERROR = 2
 EXIT_UNDECIDED = 3
 
+GROUP_METRIC = "device_total"
+"""What a group of kernels is judged by: its mean device time a launch, see totals; no quantile."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
@@ -131,11 +134,31 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True)
+class Scheduling:
+    """How long the threads of one kernel's calls were ready to run and had no processor, in one window.
+
+    Attributes:
+        n, known: values that were judged, and those of them of which it is known.
+        waited_ns: all of it together.
+        value, value_without: the judged quantile of the known values, and of what is left of them without it, ns; None
+            where none is known.
+    """
+
+    n: int
+    known: int
+    waited_ns: int
+    value: int | None
+    value_without: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class KernelReport:
     """One kernel. Times in nanoseconds; value_* is the judged quantile.
 
     n_* count the values judged, or the launches where there is nothing to judge by. `others` are the measures that
-    both windows have beside the judged one, for information; empty where they were not asked for.
+    both windows have beside the judged one, for information; empty where they were not asked for. `before_names` are
+    the kernel's names in the before window where they are others, and `paired_by` says who paired them: name, map,
+    canonical or group. Of a group `value_*` are means.
     """
 
     kernel: str
@@ -154,9 +177,13 @@ class KernelReport:
     reasons: tuple[str, ...]
     isolated: bool = False
     others: tuple[Measured, ...] = ()
+    before_names: tuple[str, ...] = ()
+    paired_by: str = "name"
     calibration: Calibration | None = None
     queue_before: Queue | None = None
     queue_after: Queue | None = None
+    scheduling_before: Scheduling | None = None
+    scheduling_after: Scheduling | None = None
 
     @property
     def judged(self) -> Measured:
@@ -212,6 +239,11 @@ class Report:
     def summary(self) -> dict[str, int]:
         """Kernels by verdict, every verdict named."""
         return {verdict.value: sum(k.verdict is verdict for k in self.kernels) for verdict in Verdict}
+
+
+def statistic(metric: str, quantile: float) -> str:
+    """What is judged of a metric: p99, or of a group its mean."""
+    return "mean" if metric == GROUP_METRIC else quantile_name(quantile)
 
 
 def quantile_name(quantile: float) -> str:

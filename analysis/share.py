@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
-from kdiff.analysis.interval import cosines, degrees_of_freedom, long_run
+from kdiff.analysis.interval import cosines, degrees_of_freedom, long_run, student_quantile
 
 ALPHA = 0.001
 """Chance, on each side, that a share that did not move is said to have moved."""
@@ -51,5 +50,5 @@ def moved(before: Share, after: Share, least: float) -> bool:
     """Whether the share moved by `least` or more, beyond its noise."""
     (error_b, nu_b), (error_a, nu_a) = before.error(), after.error()
     difference = abs(after.value - before.value)
-    critical = -float(stdtrit(min(nu_b, nu_a), ALPHA))
+    critical = -student_quantile(min(nu_b, nu_a), ALPHA)
     return difference >= least and difference > critical * float(np.hypot(error_b, error_a))

@@ -7,15 +7,17 @@ beside it and gate nothing: a slow median does not show at p99, nor the reverse.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from kdiff.analysis.calibration import Excess, device_interval
+from kdiff.analysis.decision import ROUNDING, Decidable
 from kdiff.analysis.interval import RatioLimits, Sample, TailEstimate, joint_quantum, ratio_interval, tail_estimate
 from kdiff.analysis.multiple import holm
 from kdiff.analysis.quantiles import Quantiles, summary
+from kdiff.analysis.totals import Total, Totals
 
 K = TypeVar("K")
 
@@ -30,8 +32,6 @@ MIN_EVEN_BUCKETS = 20.0
 QUANTA = 2
 """Ticks of the timer that no verdict may rest on: each end of an execution is read to a tick."""
 _FAR = 1000.0
-# Logarithms of integers: a deterministic kernel that is slower by exactly the margin must not depend on rounding.
-_ROUNDING = 1e-9
 
 
 class Verdict(StrEnum):
@@ -44,6 +44,11 @@ class Verdict(StrEnum):
     NOT_ENOUGH_DATA = "NOT_ENOUGH_DATA"
     NEW = "NEW"
     GONE = "GONE"
+    RENAME_SUSPECTED = "RENAME_SUSPECTED"
+
+
+NOT_COMPARED = frozenset({Verdict.NEW, Verdict.GONE, Verdict.RENAME_SUSPECTED})
+"""Of kernels that were not compared: they decide nothing by themselves."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,7 @@ class Judgement:
 
 
 @dataclass(frozen=True, eq=False)
-class _Pair:
+class _Pair(Decidable):
     """Both windows of a kernel, estimated once."""
 
     before: TailEstimate
@@ -126,22 +131,6 @@ class _Pair:
             return device_interval(self.before, self.after, self.excess, level)
         return ratio_interval(self.before, self.after, level)
 
-    @property
-    def bar(self) -> float:
-        return math.log1p(self.margin)
-
-    def regressed_at(self, level: float) -> bool:
-        return self.limits(level).low > self.bar + _ROUNDING
-
-    def passes_at(self, level: float) -> bool:
-        return self.limits(level).high <= self.bar + _ROUNDING
-
-    def p_regressed(self) -> float:
-        """The smallest level whose interval excludes "at most the margin"; above 1/2 by the upper limit."""
-        if self.regressed_at(0.5):
-            return _smallest_level(self.regressed_at)
-        return 1.0 - _smallest_level(self.passes_at)
-
 
 def judge(before: Sample | None, after: Sample | None, policy: Policy) -> Judgement:
     """The verdict on one kernel judged alone. None or an empty sample means that the kernel did not run."""
@@ -152,26 +141,29 @@ def judge_all(
     samples: Mapping[K, tuple[Sample | None, Sample | None]],
     policy: Policy,
     excesses: Mapping[K, Excess] | None = None,
+    totals: Mapping[K, Totals] | None = None,
 ) -> dict[K, Judgement]:
-    """The verdicts on all kernels of a run, in the order given.
+    """The verdicts on all kernels of a run, in the order given, those of `totals`, groups of kernels, last.
 
-    A kernel in `excesses` has values that bound its device time: the verdict is about the device time.
+    A kernel in `excesses` has values that bound its device time: the verdict is about the device time. A group is
+    judged by its mean, see totals.
 
     Holm's procedure over the kernels with enough data keeps the chance of any false REGRESSED in the run below
     `alpha_regressed`. A kernel that would be REGRESSED alone but not among so many is INCONCLUSIVE and says so.
     """
-    pairs: dict[K, _Pair] = {}
+    pairs: dict[K, _Pair | Totals] = {}
     for key, (before, after) in samples.items():
         if before is not None and after is not None and before.size and after.size:
             pairs[key] = _pair(before, after, policy, (excesses or {}).get(key))
+    pairs |= totals or {}
     p_values = {key: pair.p_regressed() for key, pair in pairs.items() if not pair.lack}
     regressed = holm(p_values, lambda key, level: pairs[key].regressed_at(level), policy.alpha_regressed)
     verdicts: dict[K, Judgement] = {}
-    for key, (before, after) in samples.items():
+    for key in [*samples, *(key for key in totals or {} if key not in samples)]:
         if key in pairs:
             verdicts[key] = _judged(pairs[key], p_values.get(key), key in regressed, len(p_values), policy)
         else:
-            verdicts[key] = _one_sided(before, after, policy)
+            verdicts[key] = _one_sided(*samples[key], policy)
     return verdicts
 
 
@@ -184,8 +176,8 @@ def overall(verdicts: Iterable[Verdict]) -> Verdict:
     """The verdict on a run.
 
     REGRESSED if any kernel is; else INCONCLUSIVE or NOT_ENOUGH_DATA if any kernel is; else PASS. A kernel that is NEW
-    or GONE fails nothing beside others that were compared. But where nothing was compared (all NEW or GONE, as after
-    a rename, or no kernel at all) a PASS would say that someone looked: the run is INCONCLUSIVE.
+    or GONE, or perhaps renamed, fails nothing beside others that were compared. But where nothing was compared (all NEW
+    or GONE, as after a rename, or no kernel at all) a PASS would say that someone looked: the run is INCONCLUSIVE.
     """
     seen = set(verdicts)
     for verdict in (Verdict.REGRESSED, Verdict.INCONCLUSIVE, Verdict.NOT_ENOUGH_DATA):
@@ -238,13 +230,16 @@ def _lack(name: str, estimate: TailEstimate, policy: Policy) -> list[str]:
     return []
 
 
-def _judged(pair: _Pair, p: float | None, regressed: bool, family: int, policy: Policy) -> Judgement:
-    shown = ratio_interval(pair.before, pair.after, policy.alpha_pass)
+def _judged(pair: _Pair | Totals, p: float | None, regressed: bool, family: int, policy: Policy) -> Judgement:
+    before, after = _shown(pair.before), _shown(pair.after)
+    if isinstance(pair, Totals):
+        shown, tick, ticks = pair.limits(policy.alpha_pass), pair.tick, "The ticks of the group's kernels are together"
+    else:
+        shown, tick = ratio_interval(pair.before, pair.after, policy.alpha_pass), pair.quantum
+        ticks = "The timer ticks every"
     reasons: list[str] = []
     if pair.margin > policy.tolerance:
-        reasons.append(
-            f"The timer ticks every {pair.quantum} ns: the margin is {QUANTA} ticks, {100 * pair.margin:.1f}%."
-        )
+        reasons.append(f"{ticks} {tick} ns: the margin is {QUANTA} ticks, {100 * pair.margin:.1f}%.")
     if pair.lack:
         verdict = Verdict.NOT_ENOUGH_DATA
         reasons += pair.lack
@@ -252,7 +247,7 @@ def _judged(pair: _Pair, p: float | None, regressed: bool, family: int, policy: 
         verdict = Verdict.REGRESSED
     elif pair.passes_at(policy.alpha_pass):
         # A gain of no more than a tick may be the timer's.
-        gain = 1.0 - pair.quantum / max(pair.before.value, pair.quantum)
+        gain = 1.0 - tick / max(before.value, tick)
         verdict = (
             Verdict.IMPROVED if gain > 0.0 and pair.limits(policy.alpha_pass).high < math.log(gain) else Verdict.PASS
         )
@@ -263,32 +258,45 @@ def _judged(pair: _Pair, p: float | None, regressed: bool, family: int, policy: 
         verdict=verdict,
         n_before=pair.before.n,
         n_after=pair.after.n,
-        quantiles_before=summary(pair.before.ordered),
-        quantiles_after=summary(pair.after.ordered),
-        value_before=pair.before.value,
-        value_after=pair.after.value,
+        quantiles_before=before.quantiles,
+        quantiles_after=after.quantiles,
+        value_before=before.value,
+        value_after=after.value,
         ratio=shown.ratio,
         ci=shown.ci,
         p_regressed=p,
         margin=pair.margin,
-        quantum_ns=pair.quantum,
+        quantum_ns=tick,
         reasons=tuple(reasons),
     )
 
 
-def _undecided(pair: _Pair, family: int, policy: Policy) -> str:
+class _Shown(NamedTuple):
+    """What is shown of one window."""
+
+    value: int
+    quantiles: Quantiles | None
+
+
+def _shown(window: TailEstimate | Total) -> _Shown:
+    if isinstance(window, Total):
+        return _Shown(round(window.mean), None)
+    return _Shown(window.value, summary(window.ordered))
+
+
+def _undecided(pair: _Pair | Totals, family: int, policy: Policy) -> str:
     """What would decide it. Limits shrink with the root of the window's length."""
     if pair.regressed_at(policy.alpha_regressed):
         return (
             f"Alone this kernel would be REGRESSED, but among {family} kernels a difference of this size is "
             f"expected by chance too often: judge it alone (--kernel), or take longer windows."
         )
-    if pair.excess is not None:
+    if isinstance(pair, _Pair) and pair.excess is not None:
         return "What the bound leaves open of the device time holds the margin: record device time in both windows."
     theta, _, high = pair.limits(policy.alpha_pass)
     low = pair.limits(policy.alpha_regressed).low
     gap = abs(pair.bar - theta)
-    below = theta <= pair.bar + _ROUNDING
+    below = theta <= pair.bar + ROUNDING
     reach = high - theta if below else theta - low
     side = "below" if below else "above"
     text = f"The ratio is {side} the margin of {100 * pair.margin:.1f}%, but not by more than its uncertainty"
@@ -327,17 +335,3 @@ def _one_sided(before: Sample | None, after: Sample | None, policy: Policy) -> J
         quantum_ns=next((e.quantum for e in shown if e), 1),
         reasons=(reason,),
     )
-
-
-def _smallest_level(excludes: Callable[[float], bool]) -> float:
-    """The smallest level in [1e-12, 1/2] at which `excludes` holds, as it does above it: limits nest."""
-    low, high = math.log(1e-12), math.log(0.5)
-    if excludes(1e-12):
-        return 1e-12
-    for _ in range(40):
-        middle = 0.5 * (low + high)
-        if excludes(math.exp(middle)):
-            high = middle
-        else:
-            low = middle
-    return math.exp(high)

@@ -7,11 +7,12 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+import schemas
 
 import captures
 from kdiff.queries.store import CaptureStore
 
-pytest_plugins = ["server", "shipped"]
+pytest_plugins = ["server", "shipped", "gates"]
 
 
 def pytest_configure() -> None:
@@ -35,6 +36,13 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     root = tmp_path_factory.mktemp("engine")
     captures.write(root, "agent_health", captures.health(captures.T0, captures.T0 + captures.MINUTE))
     with CaptureStore(root):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _documents_keep_to_their_schema() -> Iterator[None]:
+    """Whatever JSON a test makes kdiff print in this process is held to the schema that is shipped."""
+    with schemas.held():
         yield
 
 

@@ -1,7 +1,8 @@
--- As kernels_between, from the roll-ups of whole minutes, without p99: the reader takes it from the bins. Kernels of which
--- no launch ran are left out as there; first and last are those of all launches.
+-- As kernels_between, from the roll-ups of whole minutes, without p99: the reader takes it from the bins. What
+-- of which no launch ran is left out as there; first and last are those of all launches.
 -- Nanoseconds of a fleet's month do not fit into 64 bits.
 SELECT
+    called AS kind,
     kernel_name,
     cityHash64(kernel_name) AS kernel_key,
     sum(totals.launches) AS launches,
@@ -15,21 +16,23 @@ SELECT
 FROM
 (
     SELECT
+        if(kind = 'device', 'launch', kind) AS called,
         kernel_name,
-        if(kind = 'launch', ran, 0) AS launches,
-        if(kind = 'launch', completions, 0) AS completions,
-        if(kind = 'launch', completion_ns, 0) AS completion_ns,
+        if(kind = 'device', 0, ran) AS launches,
+        if(kind = 'device', 0, completions) AS completions,
+        if(kind = 'device', 0, completion_ns) AS completion_ns,
         executions,
         device_ns,
         toInt64(9223372036854775807) AS first_ns,
         toInt64(-9223372036854775808) AS last_ns
     FROM kernel_totals
-    WHERE kind IN ('launch', 'device')
+    WHERE kind IN ('launch', 'graph_launch', 'device')
         AND minute >= toDateTime(intDiv({from_ns:Int64}, 1000000000), 'UTC')
         AND minute < toDateTime(intDiv({to_ns:Int64}, 1000000000), 'UTC')
         AND ({service:String} = '' OR service = {service:String})
     UNION ALL
     SELECT
+        if(kind = 'device', 'launch', kind) AS called,
         kernel_name,
         toUInt64(0) AS launches,
         toUInt64(0) AS completions,
@@ -39,11 +42,11 @@ FROM
         first_ns,
         last_ns
     FROM process_minutes
-    WHERE kind IN ('launch', 'device')
+    WHERE kind IN ('launch', 'graph_launch', 'device')
         AND minute >= toDateTime(intDiv({from_ns:Int64}, 1000000000), 'UTC')
         AND minute < toDateTime(intDiv({to_ns:Int64}, 1000000000), 'UTC')
         AND ({service:String} = '' OR service = {service:String})
 ) AS totals
-GROUP BY kernel_name
+GROUP BY called, kernel_name
 HAVING launches > 0 OR executions > 0
-ORDER BY device_total_ns DESC, launches DESC, kernel_name
+ORDER BY kind DESC, device_total_ns DESC, launches DESC, kernel_name

@@ -1,12 +1,12 @@
 """Calibration and power of the verdicts on synthetic latencies whose truth is known.
 
-    python tests/bench/bench_statistics.py [--repetitions 200] [--seed 1] [--buckets 120] [--only device-windows]
+    python tests/bench/bench_statistics.py [--repetitions 200] [--seed 1] [--buckets 120] [--only device-windows|groups]
 
 Serving: lognormal launches (sigma 0.15), 3% of them slowed by contention, in a window of 60 minutes whose levels follow
 an AR(1) with rho 0.8; the analysis cuts it into `buckets`. Ticks: a nearly deterministic kernel on a 32 ns timer, whose
 slow values come in bursts. Device windows: executions of short device windows only, each with a level of its own, or
-with a share of slow executions of its own. A rate from r repetitions has a standard error of
-sqrt(rate (1 - rate) / r).
+with a share of slow executions of its own. Groups: two kernels of as many launches each against one of twice their
+time, by their mean. A rate from r repetitions has a standard error of sqrt(rate (1 - rate) / r).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from kdiff.analysis.interval import RECOMMENDED_BUCKETS, Sample, ratio_interval, tail_estimate
 from kdiff.analysis.overlap import sweep
+from kdiff.analysis.totals import Total, Totals
 from kdiff.analysis.verdict import Policy, Verdict, judge, judge_all
 from kdiff.analysis.window import NS, Window
 
@@ -134,6 +135,24 @@ def device_windows(rng: Rng, repetitions: int) -> None:
         )
 
 
+def groups(bench: Bench, repetitions: int) -> None:
+    """Verdicts on a fusion of two kernels into one, by the mean of their time a launch."""
+    print(f"\nTwo kernels fused into one, % of {repetitions} runs each: REGRESSED, PASS or IMPROVED, L(5%) > 1")
+    for n, sd in ((2_000, 0.03), (60_000, 0.03), (60_000, 0.06)):
+        for factor in (1.0, 1.05, 1.1, 1.2):
+            seen: Counter[Verdict] = Counter()
+            above = 0
+            for _ in range(repetitions):
+                before = Total.of([bench.serving(n, sd), bench.serving(n, sd)])
+                pair = Totals(before, Total.of([bench.serving(n, sd, 2.0 * factor)]), POLICY.tolerance, ())
+                judged = judge_all({}, POLICY, totals={0: pair})[0]
+                seen[judged.verdict] += 1
+                above += judged.ci is not None and judged.ci[0] > 1.0
+            rates = [seen[Verdict.REGRESSED], seen[Verdict.PASS] + seen[Verdict.IMPROVED], above]
+            shown = " / ".join(f"{100 * count / repetitions:.1f}" for count in rates)
+            print(f"  {n:,} launches, sd {sd:.0%}, x{factor:g}: {shown}")
+
+
 def sweep_cost(rng: Rng, size: int = 1_000_000, rounds: int = 5) -> None:
     """How long the sweep over executions takes, beside a sort of their starts and ends."""
     start = rng.integers(0, 900 * NS, size)
@@ -211,8 +230,11 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=200, help="runs a scenario (default 200)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--buckets", type=int, default=RECOMMENDED_BUCKETS)
-    parser.add_argument("--only", choices=["device-windows"], help="leave out the rest")
+    parser.add_argument("--only", choices=["device-windows", "groups"], help="leave out the rest")
     options = parser.parse_args()
+    if options.only == "groups":
+        groups(Bench(np.random.default_rng(options.seed), options.buckets), 5 * options.repetitions)
+        return
     if options.only:
         device_windows(np.random.default_rng(options.seed), 5 * options.repetitions)
         sweep_cost(np.random.default_rng(options.seed))

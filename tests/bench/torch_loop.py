@@ -1,84 +1,104 @@
-"""What recording adds to a launch-bound PyTorch loop on a real GPU.
+"""What recording takes from the throughput of PyTorch loops on a real GPU, in pairs within one process a loop.
 
-    python tests/bench/torch_loop.py [--repetitions 3] [--agent kdiff-agent]
+    python tests/bench/torch_loop.py [--turns 3] [--seconds 6] [--agent kdiff-agent]
 
-Needs root, a GPU and PyTorch, and four cores or more: the loop runs on core 1 alone, the agent on the others.
-Wall time of `torch.relu_` on 64 floats, 30,000 launches nine times a run, its median; without recording and with, in
-turns.
+Needs root, a GPU, PyTorch and Triton, and eight cores or more: a loop runs on cores 2 to 5, the agent anywhere.
+An agent comes and goes while the loop runs: its rate while it is recorded over the mean of its rates right before and
+after, for each way to record. Beside them the rate under torch.profiler. The loops are torch_device_load.py's.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from collections import defaultdict
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch_device import LOAD_CORES, Bench, between, end
 
 WAYS = {
-    "without": None,
-    "both layers (default)": [],
-    "--no-return": ["--no-return"],
-    "--layer driver": ["--layer", "driver"],
-    "--layer driver --no-return": ["--layer", "driver", "--no-return"],
-    "--layer runtime": ["--layer", "runtime"],
+    "both layers (default)": (),
+    "--no-return": ("--no-return",),
+    "--layer driver": ("--layer", "driver"),
+    "--layer driver --no-return": ("--layer", "driver", "--no-return"),
+    "--layer runtime": ("--layer", "runtime"),
 }
+OF_LOADS = {"launch": tuple(WAYS), "graph": ("both layers (default)",), "gpu": ("both layers (default)",)}
+ATTACHING_S = 3  # in which the agent looks at the process, of the recording
+LEFT_S = 0.3  # after which an agent that ended is surely gone
+PROFILED = {"launch": 300, "graph": 500, "gpu": 50}  # iterations
 
 
-def loop(launches: int = 30_000, times: int = 9) -> float:
-    """Median microseconds a launch."""
-    import torch
-
-    x = torch.ones(64, device="cuda")
-    for _ in range(2_000):
-        torch.relu_(x)
-    torch.cuda.synchronize()
-    time.sleep(3)  # the agent has looked at every library by then
-    took = []
-    for _ in range(times):
-        began = time.perf_counter()
-        for _ in range(launches):
-            torch.relu_(x)
-        torch.cuda.synchronize()
-        took.append((time.perf_counter() - began) / launches * 1e6)
-    return statistics.median(took)
+def record(bench: Bench, name: str, pid: int, seconds: float, options: tuple[str, ...]) -> tuple[float, float]:
+    """Records a process. Returns from when to when it surely was, as Unix time."""
+    duration = seconds + ATTACHING_S
+    agent = bench.record(name, "--pid", pid, "--duration", duration, "--device-time", "off", *options)
+    error = agent.communicate()[1]
+    if agent.returncode:
+        raise SystemExit(f"{subprocess.list2cmdline(options)}: {error}")
+    times = bench.rows(name, "cuda_events")["timestamp_ns"]
+    return times.min() / 1e9 + ATTACHING_S, times.max() / 1e9 - LEFT_S
 
 
-def run(options: list[str] | None, agent: str, directory: Path) -> float:
-    program = ["taskset", "-c", "1", "env", "-u", "LD_LIBRARY_PATH", sys.executable, __file__, "--loop"]
-    if options is not None:
-        others = f"2-{(os.cpu_count() or 4) - 1}"
-        program = ["taskset", "-c", others, agent, "record", "-o", str(directory), *options, "--", *program]
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(program)}: {done.stderr}")
-    return float(done.stdout.split()[-1])
+def ratios(bench: Bench, load: str, turns: int, seconds: float) -> dict[str, list[float]]:
+    """Of each way, each time that it recorded: the load's rate over its rate right before and after."""
+    order = list(OF_LOADS[load]) * turns
+    total = len(order) * (2 * seconds + ATTACHING_S + 4) + seconds
+    process = bench.load(load, "--seconds", total, device=None, cores=LOAD_CORES)
+    spans, quiet = [], []
+    for at, way in enumerate(order):
+        began = time.time() + LEFT_S
+        time.sleep(seconds + LEFT_S)
+        quiet.append((began, time.time()))
+        spans.append(record(bench, f"{load}-{at}", process.pid, seconds, WAYS[way]))
+    began = time.time() + LEFT_S
+    time.sleep(seconds + LEFT_S)
+    quiet.append((began, time.time()))
+    rates = np.array(end(process)["rates"])
+    found: dict[str, list[float]] = {way: [] for way in OF_LOADS[load]}
+    for at, way in enumerate(order):
+        around = [mean(rates, quiet[side]) for side in (at, at + 1)]
+        found[way].append(mean(rates, spans[at]) / statistics.mean(around))
+    found["no agent, the next one later"] = [
+        2 * mean(rates, quiet[at]) / (mean(rates, quiet[at - 1]) + mean(rates, quiet[at + 1]))
+        for at in range(1, len(quiet) - 1)
+    ]
+    return found
+
+
+def mean(rates: Any, span: tuple[float, float]) -> float:
+    inside = between(rates, *span)
+    if not len(inside):
+        raise SystemExit("the loop had ended: this machine is slower than the benchmark knows")
+    return float(inside.mean())
+
+
+def under_profiler(bench: Bench, load: str) -> float:
+    """The load's rate under torch.profiler over its usual one."""
+    options = ("--seconds", 4, "--profile-at", 2, "--profile", PROFILED[load])
+    result = end(bench.load(load, *options, device=None, cores=LOAD_CORES))
+    return float(result["profiled"][0][1] / statistics.median(rate for _, rate in result["rates"]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=6)
     parser.add_argument("--agent", default="kdiff-agent", help="the command")
-    parser.add_argument("--loop", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--only", default=",".join(OF_LOADS), help="the loads")
     args = parser.parse_args()
-    if args.loop:
-        print(loop())
-        return
-    took: dict[str, list[float]] = defaultdict(list)
-    for repetition in range(args.repetitions):
-        for way, options in WAYS.items():
-            with tempfile.TemporaryDirectory() as directory:
-                took[way].append(run(options, args.agent, Path(directory) / "capture"))
-        print(f"{repetition + 1} of {args.repetitions}", file=sys.stderr)
-    print(f"{'us a launch':30} {'median':>7} {'min':>7} {'max':>7} {'added':>7}")
-    base = statistics.median(took["without"])
-    for way, values in took.items():
-        middle = statistics.median(values)
-        print(f"{way:30} {middle:7.2f} {min(values):7.2f} {max(values):7.2f} {middle - base:+7.2f}")
+    print(f"{'rate with / without':38} {'mean':>6}  each")
+    with tempfile.TemporaryDirectory(prefix="kdiff-bench-") as work:
+        bench = Bench(args.agent, Path(work))
+        for load in args.only.split(","):
+            for way, found in ratios(bench, load, args.turns, args.seconds).items():
+                each = " ".join(f"{ratio:.3f}" for ratio in found)
+                print(f"{load:7} {way:30} {statistics.mean(found):6.3f}  {each}", flush=True)
+            print(f"{load:7} {'torch.profiler':30} {under_profiler(bench, load):6.3f}", flush=True)
 
 
 if __name__ == "__main__":

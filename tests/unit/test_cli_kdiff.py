@@ -83,6 +83,15 @@ def test_a_regression_is_1(run: Run, slower: str) -> None:
     )
 
 
+def test_names_are_mapped_from_a_file(run: Run, slower: str, tmp_path: Path) -> None:
+    names = tmp_path / "names.toml"
+    names.write_text('[[map]]\nold = "fused_gelu"\nnew = "fused_gelu"\n[[map]]\nold = "x"\nnew = "y"\n')
+    result = run("--store", slower, *PAIR, "--map-file", str(names), "--exact-names", "--format", "json")
+    assert result.code == 1
+    assert [k["paired_by"] for k in json.loads(result.out)["kernels"]] == ["map"]
+    assert "entry 2 was not used: what it names did not run in these windows" in result.err
+
+
 def test_undecided_is_3_unless_told_otherwise(run: Run, batched: str) -> None:
     assert run("--store", batched, *PAIR).code == 3
     assert run("--store", batched, *PAIR, "--on-undecided", "pass").code == 0
@@ -107,6 +116,11 @@ def test_undecided_is_3_unless_told_otherwise(run: Run, batched: str) -> None:
         ([*PAIR, "--service", "nope"], "no launches of the service nope (services: svc)"),
         ([*PAIR, "--kernel", "nope"], "no kernel matches 'nope': these ran: 'fused_gelu'"),
         ([*PAIR, "--map", "old=new"], "no kernel named 'old' ran in the before window"),
+        ([*PAIR, "--map", "old*=new"], "no kernel that ran in the before window matches 'old*'"),
+        (
+            [*PAIR, "--map-file", "/no/such"],
+            "--map-file '/no/such' cannot be read (No such file or directory): write tables",
+        ),
         (["kernels", "-1h..-2h"], "No such option"),
         (["kernels", "--", "-1h..-2h"], "reversed"),
         ([*PAIR, "--nonsense"], "No such option"),
@@ -209,6 +223,59 @@ def test_kernels(run: Run, same: str) -> None:
     assert document["schema"] == "kdiff-kernels/1"
     (row,) = document["kernels"]
     assert (row["kernel_name"], row["launches"], row["device_p99_ns"]) == ("fused_gelu", N, None)
+
+
+def test_graphs_are_listed_and_are_no_kernels(run: Run, tmp_path: Path) -> None:
+    named = "(graph 5e0c19a2: 12 x fused_gelu, 12 x layer_norm, 3 more)"
+    times = captures.spread(T0, T0 + MINUTE, 997)
+    of_graph = captures.spread(T0 + 7 * captures.SECOND, T0 + MINUTE, 101)
+    values = np.random.default_rng(5).integers(50_000, 90_000, 101)
+    for segment, rows in enumerate(
+        (
+            captures.launches("fused_gelu", times, completion_ns=7_000),
+            captures.launches(named, of_graph, completion_ns=values, kind="graph_launch"),
+            captures.launches("", times[:13], kind="graph_launch"),
+            captures.launches("", times[:3]),
+            captures.launches(named, times[:5], kind="graph_launch", status=1),
+        )
+    ):
+        captures.write(tmp_path, "cuda_events", rows, str(segment))
+    captures.write(tmp_path, "agent_health", captures.health(T0, T0 + MINUTE, events=186, lost_launches=1))
+    store = ("--store", str(tmp_path))
+    document = json.loads(run("kernels", *store, "--format", "json").out)
+    assert [(row["kernel_name"], row["launches"]) for row in document["kernels"]] == [
+        ("fused_gelu", 997),
+        ("(no name)", 3),
+    ]
+    assert document["graphs"] == [
+        {
+            "graph": named, "launches": 101, "completions": 101, "completion_avg_ns": values.mean(),
+            "completion_p99_ns": int(np.sort(values)[99]), "first_ns": int(of_graph[0]), "last_ns": int(of_graph[-1]),
+        },
+        {
+            "graph": "(graph launches)", "launches": 13, "completions": 0, "completion_avg_ns": None,
+            "completion_p99_ns": None, "first_ns": T0, "last_ns": int(times[12]),
+        },
+    ]  # fmt: skip
+    assert document["lost"] == 6
+    result = run("kernels", *store)
+    assert "1,000 launches of 2 kernels, 114 launches of 2 graphs, lost 6 (0.53%)" in result.out
+    lines = result.out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    heading = next(place for place, line in enumerate(lines) if line.startswith("graph "))
+    assert lines[heading].split("  ")[-1].split() == ["launches", "first", "seen", "compl.", "p99", "compl.", "avg"]
+    assert lines[heading + 1].startswith("(graph 5e0c19a2: 12 x fused_gelu")
+    assert lines[heading + 1].split()[-6:-4] == ["101", "10:00:07"]
+    assert lines[heading + 2].split() == ["(graph", "launches)", "13", "10:00:00", "-", "-"]
+    assert not any("graph" in line for line in lines[3:heading])
+
+
+def test_graphs_alone_are_listed(run: Run, tmp_path: Path) -> None:
+    captures.write(tmp_path, "cuda_events", captures.launches("(graph 1: 1 x k)", [T0, T0 + 1], kind="graph_launch"))
+    out = run("kernels", "--store", str(tmp_path)).out
+    assert "0 launches of 0 kernels, 2 launches of 1 graph, loss not known" in out
+    assert out.splitlines()[-1].split() == ["(graph", "1:", "1", "x", "k)", "2", "10:00:00", "10:00:00"]
+    assert "no kernel ran" not in out
 
 
 def test_version(run: Run) -> None:

@@ -315,7 +315,8 @@ def test_new_and_gone_show_and_a_swap_under_another_name_is_undecided(capture: C
     assert report.exit_code == 0
     capture.device("gelu", 1.0, None)
     report = capture.compare()
-    assert only(report, "gelu").verdict is Verdict.GONE
+    row = only(report, "gelu_v2")
+    assert (row.verdict, row.before_names) == (Verdict.RENAME_SUSPECTED, ("gelu",))
     assert report.exit_code == 3
     assert "--map 'gelu=gelu_v2'" in report.cause
     assert capture.compare(unpaired="ignore").exit_code == 0

@@ -12,8 +12,10 @@ import pytest
 import captures
 from captures import AFTER, BEFORE, MINUTE, SECOND, T0, TwoWindows, only
 from kdiff.analysis.counts import GRAPHS
+from kdiff.analysis.evidence import Evidence
 from kdiff.analysis.output import output_format
 from kdiff.analysis.verdict import Verdict
+from kdiff.queries.store import CaptureStore
 
 pytestmark = pytest.mark.usefixtures("engine")
 
@@ -273,7 +275,35 @@ def test_graphs_that_no_device_window_met_are_judged_as_graphs(capture: Capture)
     assert only(report, GRAPHS).metric == "graph"
     assert only(report, "gelu").metric == "device"
     assert report.verdict is Verdict.REGRESSED
-    assert any("cannot be seen: none of them ran in a device window in both" in note for note in report.notes)
+    assert any("cannot be seen: graphs of their processes were not timed in both" in note for note in report.notes)
+
+
+def test_graphs_of_a_process_that_is_not_timed_are_judged_beside_others_that_are(capture: Capture) -> None:
+    """Of two processes of a host one has device time: the other's graphs are known by their completion alone."""
+    timed, untimed, both = "(graph 0a1b2c3d: 2 x gelu)", "(graph 99aabbcc: 2 x gelu)", "(graph 77777777: 3 x gelu)"
+    mostly = "(graph 55555555: 4 x gelu)"
+    for side, window in enumerate(SIDES):
+        times = captures.spread(window.from_ns, window.to_ns, 5_003)
+        columns = {"kind": "graph_launch", "host": "host-1"}
+        of_both = ((both, 0, 4_503), (both, 7, 500), (mostly, 0, 4_903), (mostly, 7, 100))
+        for name, pid, count in ((timed, 0, 5_003), (untimed, 7, 5_003), *of_both):
+            slower = 100_000 + 50_000 * side
+            rows = captures.launches(name, times[:count], completion_ns=slower, pid=pid, **columns)
+            capture.add("cuda_events", rows)
+    capture.kernel("gelu", launched=False, graph_id=3)
+    with CaptureStore(capture.root) as store:
+        evidence = Evidence(store, BEFORE)
+        beside = {name: counts.graphs_timed for name, counts in evidence.census().items() if counts.graphs_timed}
+        assert beside == {timed: 5_003, both: 4_503, mostly: 4_903}
+    report = capture.compare()
+    assert {row.kernel: row.metric for row in report.kernels} == {untimed: "graph", both: "graph", "gelu": "device"}
+    # A tenth of the launches that nothing was timed of may be a service of its own.
+    assert only(report, untimed).verdict is only(report, both).verdict is Verdict.REGRESSED
+    assert [note for note in report.notes if "inside" in note] == [
+        "The kernels inside 20,012 graph launches are judged by device time, under their own names.",
+        "The kernels inside 20,012 graph launches cannot be seen: graphs of their processes were not timed in both "
+        "windows.",
+    ]
 
 
 @pytest.mark.parametrize("pids", [(1, 1), (1, 2)])

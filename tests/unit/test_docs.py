@@ -84,6 +84,13 @@ def test_the_check_of_command_lines_sees_them_and_can_fail() -> None:
             parse(wrong)
 
 
+@pytest.mark.parametrize("name", ["gate", "history", "schema"])
+def test_examples_of_the_help_parse(name: str) -> None:
+    [example] = re.findall(r"Example:\s+(kdiff .*)", COMMANDS["kdiff"].commands[name].help)
+    assert example.startswith(f"kdiff {name} ")
+    parse(example)
+
+
 def options(command: Any) -> set[str]:
     return {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
 
@@ -94,6 +101,9 @@ def options(command: Any) -> set[str]:
         *(("docs/guide-agent.md", COMMANDS["kdiff-agent"].commands[name]) for name in ("record", "run", "ship")),
         ("docs/guide-kdiff.md", COMMANDS["kdiff"]),
         ("docs/guide-kdiff.md", COMMANDS["kdiff"].commands["kernels"]),
+        ("docs/guide-kdiff.md", COMMANDS["kdiff"].commands["import"]),
+        ("docs/guide-kdiff.md", COMMANDS["kdiff"].commands["gate"]),
+        ("docs/guide-kdiff.md", COMMANDS["kdiff"].commands["history"]),
         ("docs/guide-store.md", COMMANDS["kdiff"].commands["export"]),
         ("docs/guide-store.md", COMMANDS["kdiff"].commands["delete"]),
         ("docs/guide-store.md", COMMANDS["kdiff"].commands["migrate"]),

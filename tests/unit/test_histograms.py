@@ -85,6 +85,20 @@ def test_what_is_not_read_by_stretch_changes_no_estimate(entries: list[tuple[int
     assert folded.limits(0.05) == full.limits(0.05)
 
 
+def test_the_order_of_an_answer_changes_no_bit_of_an_estimate() -> None:
+    rng = np.random.default_rng(3)
+    drawn = np.stack([rng.integers(0, MINUTES, 3_000), rng.integers(300, 340, 3_000), rng.integers(1, 50, 3_000)], 1)
+    met = {(int(minute), int(number)): int(count) for minute, number, count in drawn}
+    rows: Rows = [(7, minute, number, count) for (minute, number), count in met.items()]
+    found = []
+    for order in (rows, rows[::-1], sorted(rows)):
+        sample = chosen(Fake([order]), 0.9)[0]
+        assert sample is not None
+        estimate = tail_estimate(sample, 0.9)
+        found.append((estimate.variance, estimate.even, estimate.evidence.tobytes()))
+    assert found[0] == found[1] == found[2]
+
+
 def test_names_of_one_kernel_are_one_and_others_are_apart() -> None:
     rows: Rows = [(7, 3, 250, 90), (8, 4, 250, 9), (8, 4, 300, 1), (9, 5, 20, 4)]
     found = chosen(Fake([rows]), 0.99, {7: 1, 8: 1, 9: 0, 10: 5})

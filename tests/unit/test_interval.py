@@ -258,3 +258,13 @@ def test_counted_durations_are_as_good_as_each_written_out(entries: list[tuple[i
     assert counted.even == pytest.approx(written.even, rel=1e-12)
     assert (counted.steps == written.steps).all()
     assert counted.evidence == pytest.approx(written.evidence, rel=1e-6, abs=1e-9)
+
+
+def test_the_order_of_rows_changes_no_bit() -> None:
+    rng = np.random.default_rng(4)
+    durations, bucket = rng.integers(1_000, 1_040, 5_000), rng.integers(0, 120, 5_000).astype(np.int32)
+    found = set()
+    for order in (np.arange(5_000), rng.permutation(5_000), rng.permutation(5_000)):
+        estimate = tail_estimate(Sample(durations[order], bucket[order], 120), 0.9)
+        found.add((estimate.value, estimate.variance, estimate.evidence.tobytes()))
+    assert len(found) == 1

@@ -56,6 +56,14 @@ def test_the_sweep_is_exact(executions: list[Execution]) -> None:
     assert found.union().tolist() == [union[g] for g in used]
 
 
+def test_times_too_far_apart_for_one_number_are_sorted_all_the_same() -> None:
+    far = 2**62
+    group, start = np.array([1, 0, 1, 0]), np.array([far, 5, far + 3, 0], np.int64)
+    found = sweep(group, start, start + np.array([10, 5, 2, 7]), 2)
+    assert found.shared.tolist() == [2, 2, 2, 2]
+    assert found.union().tolist() == [10, 10]
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 119), st.integers(0, 40)), min_size=1, max_size=25),
     st.integers(1, 13),

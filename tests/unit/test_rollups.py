@@ -20,6 +20,7 @@ from kdiff.analysis import bins
 from kdiff.analysis.compare import Options, compare
 from kdiff.analysis.counts import GRAPHS, UNNAMED, Counts, Metric
 from kdiff.analysis.evidence import Evidence, extent, whole_window
+from kdiff.analysis.histograms import Histograms
 from kdiff.analysis.quantiles import Ordered, quantile
 from kdiff.analysis.report import Report
 from kdiff.analysis.window import Window
@@ -149,11 +150,14 @@ def test_counts_and_durations_are_those_of_the_rows(capture: Path) -> None:
         same_durations(both)
         assert both.rolled.recording().coverage == both.exact.recording().coverage == 1.0
         listed = [{row["kernel_name"]: row for row in e.kernels()} for e in (both.rolled, both.exact)]
-    assert listed[0].keys() == listed[1].keys() == {"gelu", "norm"}
+    assert listed[0].keys() == listed[1].keys() == {"gelu", "norm", GRAPHS}
     for name, row in listed[0].items():
         for column, value in row.items():
             true = listed[1][name][column]
-            assert value == (pytest.approx(true, rel=0.003) if "p99" in column else true), column
+            binned = "p99" in column and true is not None
+            assert value == (pytest.approx(true, rel=0.003) if binned else true), column
+    assert listed[0][GRAPHS]["kind"] == "graph_launch"
+    assert listed[0][GRAPHS]["completion_p99_ns"] > 0
 
 
 @pytest.mark.parametrize("metric", ["auto", "completion", "launch", "graph"])
@@ -235,6 +239,35 @@ def test_bins_do_not_depend_on_the_order_in_which_they_meet(own_database: Addres
         client.close()
         both = Both(Evidence(server, BEFORE), Evidence(store, BEFORE, exact=True))
         assert same_durations(both) == measured(both.exact.census())
+
+
+def test_whole_hours_of_a_window_of_minutes_are_read_from_their_roll_ups(own_database: Address, capture: Path) -> None:
+    """The minutes around them one by one; all of them where nobody says that the hours are complete."""
+    loaded.load(own_database, capture)
+    hour = Window(T0 + 60 * MINUTE, T0 + 120 * MINUTE)
+    with ServerStore(own_database) as server, connect(own_database) as client:
+        evidence = Evidence(server, Window(T0 + 20 * MINUTE, T0 + 160 * MINUTE))
+        assert evidence.rolled
+        counts = evidence.census()["gelu"]
+        within = Evidence(server, hour, exact=True).census()["gelu"].completions
+
+        def read() -> Ordered:
+            return Histograms(evidence, "completion", {counts.keys[0]: 3}).ordered()[3]
+
+        whole = read()
+        assert whole.size == counts.completions
+        bare = f"minute >= {hour.from_ns // SECOND} AND minute < {hour.to_ns // SECOND}"
+        emptied = f"ALTER TABLE kernel_totals UPDATE isolated_bins = map(), shared_bins = map() WHERE {bare}"
+        client.command(emptied, settings={"mutations_sync": 2})
+        found = read()
+        assert found.values.tolist() == whole.values.tolist()
+        assert found.counts.tolist() == whole.counts.tolist()
+        client.command("TRUNCATE TABLE hours_since")
+        assert read().size == counts.completions - within > 0
+        client.command(f"INSERT INTO hours_since VALUES ({hour.to_ns // SECOND})")
+        assert read().size == counts.completions - within
+        client.command(f"INSERT INTO hours_since VALUES ({hour.from_ns // SECOND})")
+        assert read().size == counts.completions
 
 
 def test_rows_that_are_gone_leave_long_windows_and_no_wrong_answer(own_database: Address, capture: Path) -> None:

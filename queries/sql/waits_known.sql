@@ -1,0 +1,12 @@
+-- Whether a window has a call of which it is known for how long its thread waited: --scheduling was on.
+SELECT toUInt8(count() > 0) AS known
+FROM
+(
+    SELECT 1
+    FROM cuda_events
+    WHERE timestamp_ns >= {from_ns:Int64}
+        AND timestamp_ns < {to_ns:Int64}
+        AND runnable_ns IS NOT NULL
+        AND ({service:String} = '' OR service = {service:String})
+    LIMIT 1
+)
