@@ -8,7 +8,7 @@ WITH calls AS
         kernel_name,
         service,
         timestamp_ns,
-        if(kind = 'sync', timestamp_ns + duration_ns, timestamp_ns + completion_ns) AS end_ns,
+        timestamp_ns - clock_offset_ns + if(kind = 'sync', duration_ns, completion_ns) AS end_ns, -- the clock may be steered between the two
         completion_ns,
         status,
         flags,
