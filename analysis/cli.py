@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from kdiff.analysis import arguments, timespec
-from kdiff.analysis.arguments import FormatName, ListFormat, MetricName, Undecided, Unpaired
+from kdiff.analysis.arguments import FormatName, ListFormat, MetricName, Unpaired
 from kdiff.analysis.command_delete import delete_command
 from kdiff.analysis.command_export import export_command
 from kdiff.analysis.command_gate import gate_command
@@ -27,7 +27,20 @@ from kdiff.analysis.command_import import import_command
 from kdiff.analysis.command_migrate import migrate_command
 from kdiff.analysis.command_schema import schema_command
 from kdiff.analysis.command_watch import watch_command
-from kdiff.analysis.options import ExactOption, ServiceOption, StoreOption, WindowOption
+from kdiff.analysis.options import (
+    ExactOption,
+    KernelOption,
+    MaxLossOption,
+    MaxUnjudgedOption,
+    OneGpuModelOption,
+    QuantileOption,
+    ServiceOption,
+    StoreOption,
+    ToleranceOption,
+    UndecidedOption,
+    UnpairedOption,
+    WindowOption,
+)
 from kdiff.analysis.terminal import INTERRUPTED, PROGRAM, TERMINATED, colour, fail, interruptible, show, warn
 from kdiff.queries.address import refuse_passwords
 from kdiff.queries.errors import KdiffError
@@ -69,13 +82,10 @@ def compare_command(
     metric: Annotated[
         MetricName, typer.Option("--metric", help="What to judge; auto is the best that both windows have.")
     ] = MetricName.AUTO,
-    tolerance: Annotated[str, typer.Option("--tolerance", metavar="SHARE", help="Slowdown that is accepted.")] = "5%",
-    quantile: Annotated[str, typer.Option("--quantile", metavar="Q", help="Quantile that is judged.")] = "0.99",
+    tolerance: ToleranceOption = "5%",
+    quantile: QuantileOption = "0.99",
     service: ServiceOption = "",
-    kernel: Annotated[
-        list[str] | None,
-        typer.Option("--kernel", metavar="PATTERN", help="Only kernels whose name holds or matches it (repeat)."),
-    ] = None,
+    kernel: KernelOption = None,
     window: WindowOption = "15m",
     renames: Annotated[
         list[str] | None,
@@ -97,23 +107,11 @@ def compare_command(
         bool,
         typer.Option("--all-metrics", help="Show what is not judged of kernels that pass, too."),
     ] = False,
-    on_undecided: Annotated[
-        Undecided | None, typer.Option("--on-undecided", help="Exit 0 or 1 where 3 would say undecided.")
-    ] = None,
-    unpaired: Annotated[
-        Unpaired, typer.Option("--unpaired", help="What a kernel gone and another new make of the run.")
-    ] = Unpaired.UNDECIDED,
-    max_loss: Annotated[
-        str, typer.Option("--max-loss", metavar="SHARE", help="Loss above which a window gets no verdict.")
-    ] = "1%",
-    max_unjudged: Annotated[
-        str,
-        typer.Option("--max-unjudged", metavar="SHARE", help="Share that kernels too rare to judge may hold together."),
-    ] = "5%",
-    one_gpu_model: Annotated[
-        bool,
-        typer.Option("--one-gpu-model", help="One host's GPUs calibrate another's completions."),
-    ] = False,
+    on_undecided: UndecidedOption = None,
+    unpaired: UnpairedOption = Unpaired.UNDECIDED,
+    max_loss: MaxLossOption = "1%",
+    max_unjudged: MaxUnjudgedOption = "5%",
+    one_gpu_model: OneGpuModelOption = False,
     exact: ExactOption = False,
     keep: Annotated[
         bool,

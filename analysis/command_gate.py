@@ -19,7 +19,16 @@ import typer
 
 from kdiff.analysis import arguments, timespec
 from kdiff.analysis.arguments import MetricName, Undecided, Unpaired
-from kdiff.analysis.options import ExactOption, ServiceOption, StoreOption, WindowOption
+from kdiff.analysis.options import (
+    ExactOption,
+    MaxLossOption,
+    MaxUnjudgedOption,
+    OneGpuModelOption,
+    ServiceOption,
+    StoreOption,
+    UnpairedOption,
+    WindowOption,
+)
 from kdiff.analysis.terminal import PROGRAM, tell
 from kdiff.queries.errors import KdiffError
 from kdiff.queries.printable import printable
@@ -55,18 +64,10 @@ def gate_command(
     on_undecided: Annotated[
         Undecided | None, typer.Option("--on-undecided", help="Whether Flagger goes on; halts unless pass.")
     ] = None,
-    unpaired: Annotated[
-        Unpaired, typer.Option("--unpaired", help="What a kernel gone and another new make of the run.")
-    ] = Unpaired.UNDECIDED,
-    max_loss: Annotated[
-        str, typer.Option("--max-loss", metavar="SHARE", help="Loss above which a window gets no verdict.")
-    ] = "1%",
-    max_unjudged: Annotated[
-        str, typer.Option("--max-unjudged", metavar="SHARE", help="Share that rare kernels may hold together.")
-    ] = "5%",
-    one_gpu_model: Annotated[
-        bool, typer.Option("--one-gpu-model", help="One host's GPUs calibrate another's completions.")
-    ] = False,
+    unpaired: UnpairedOption = Unpaired.UNDECIDED,
+    max_loss: MaxLossOption = "1%",
+    max_unjudged: MaxUnjudgedOption = "5%",
+    one_gpu_model: OneGpuModelOption = False,
     exact: ExactOption = False,
     keep: Annotated[
         bool, typer.Option("--keep/--no-keep", help="Keep verdicts in the store, where it may be written.")

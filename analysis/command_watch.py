@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kdiff.analysis import arguments, timespec
-from kdiff.analysis.arguments import ListFormat, MetricName, Undecided
-from kdiff.analysis.options import ServiceOption, StoreOption, WindowOption
+from kdiff.analysis.arguments import ListFormat, MetricName
+from kdiff.analysis.options import (
+    KernelOption,
+    QuantileOption,
+    ServiceOption,
+    StoreOption,
+    ToleranceOption,
+    UndecidedOption,
+    WindowOption,
+)
 from kdiff.analysis.terminal import colour, interruptible, show, tell, warn
 from kdiff.analysis.window import NS, Window, length_text, utc, utc_short
 from kdiff.queries.errors import KdiffError
@@ -24,7 +32,7 @@ from kdiff.queries.printable import printable
 if TYPE_CHECKING:
     from kdiff.analysis.evidence import Evidence
     from kdiff.analysis.report import Report
-    from kdiff.analysis.watching import Watch, Watched
+    from kdiff.analysis.watching import Look, Watch, Watched
 
 EXAMPLE: Final = "kdiff watch --baseline -1h..now --for 30m"
 _LEAST_NS: Final = NS
@@ -46,18 +54,13 @@ def watch_command(
     metric: Annotated[
         MetricName, typer.Option("--metric", help="What to judge; auto is the best that the baseline has.")
     ] = MetricName.AUTO,
-    tolerance: Annotated[str, typer.Option("--tolerance", metavar="SHARE", help="Slowdown that is accepted.")] = "5%",
-    quantile: Annotated[str, typer.Option("--quantile", metavar="Q", help="Quantile that is judged.")] = "0.99",
+    tolerance: ToleranceOption = "5%",
+    quantile: QuantileOption = "0.99",
     service: ServiceOption = "",
-    kernel: Annotated[
-        list[str] | None,
-        typer.Option("--kernel", metavar="PATTERN", help="Only kernels whose name holds or matches it (repeat)."),
-    ] = None,
+    kernel: KernelOption = None,
     window: WindowOption = "15m",
     output: Annotated[ListFormat, typer.Option("--format", help="Output format.")] = ListFormat.TABLE,
-    on_undecided: Annotated[
-        Undecided | None, typer.Option("--on-undecided", help="Exit 0 or 1 where 3 would say undecided.")
-    ] = None,
+    on_undecided: UndecidedOption = None,
     max_loss: Annotated[
         str, typer.Option("--max-loss", metavar="SHARE", help="Loss above which a look is left out.")
     ] = "1%",
@@ -98,23 +101,19 @@ def watch_command(
         patience_ns=lengths["--patience"],
     )
 
-    @contextmanager
-    def opened(which: Window) -> Iterator[Evidence]:
-        with _evidence(store, which, service) as evidence:
-            yield evidence
+    def opened(which: Window) -> AbstractContextManager[Evidence]:
+        return _evidence(store, which, service)
 
     report: Report | None = None
-    with interruptible(), ExitStack() as stack:
-        base = stack.enter_context(_evidence(store, spec, service))
+    with interruptible(), _evidence(store, spec, service) as base:
         if _same(spec, store) and base.window.overlap_ns(watched):
             raise KdiffError(
                 f"the watch from {utc_short(begin)} on begins before the baseline ends: give a later --start"
             )
-        known = watching.read_baseline(base, options)
+        state = watching.Watch(watching.read_baseline(base, options), options)
         warn(base.store.warnings)
-        state = watching.Watch(known, options)
-        for state in watching.watch(known, watched, options, opened, time.time_ns, time.sleep):
-            tell(_progress(state, watched))
+        for look in watching.watch(state, watched, opened, time.time_ns, time.sleep):
+            tell(_progress(state, look, watched))
         if not state.slower:
             judged = compare.Options(
                 metric=metric.value,
@@ -155,8 +154,7 @@ def _same(spec: Window | Path, store: str) -> bool:
     return isinstance(spec, Window) or os.path.realpath(spec) == os.path.realpath(os.path.expanduser(store))
 
 
-def _progress(state: Watch, watched: Window) -> str:
-    look = state.looks[-1]
+def _progress(state: Watch, look: Look, watched: Window) -> str:
     done = -(-(look.window.to_ns - watched.from_ns) // state.options.stretch_ns)
     total = -(-watched.length_ns // state.options.stretch_ns)
     text = f"kdiff: {utc_short(look.window.to_ns)} {done} of {total}"

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from kdiff.analysis.counts import Counts, Metric
+from kdiff.analysis.counts import Counts, Metric, Recording
 from kdiff.analysis.evidence import Evidence
 from kdiff.analysis.interval import Sample, tail_estimate
 from kdiff.analysis.measure import ALIKE, MetricChoice, Plan, choose
@@ -147,26 +147,22 @@ def read_baseline(evidence: Evidence, options: Options) -> Baseline:
 
 
 def watch(
-    baseline: Baseline,
-    window: Window,
-    options: Options,
-    opened: Opener,
-    now_ns: Callable[[], int],
-    sleep: Callable[[float], object],
-) -> Iterator[Watch]:
-    """Watch a window, from stretch to stretch: the state after each. Stops after the first where a kernel got slower.
+    state: Watch, window: Window, opened: Opener, now_ns: Callable[[], int], sleep: Callable[[float], object]
+) -> Iterator[Look]:
+    """Watch a window, from stretch to stretch: each look, which is in `state` by then.
 
-    A stretch of the past is read at once; one of the present when all hosts of the one before have accounted for it,
-    or the patience is over. Raises KdiffError: the store cannot be read, for as long as the patience.
+    Stops after the first at which a kernel got slower. A stretch of the past is read at once; one of the present when
+    all hosts of the one before have accounted for it, or the patience is over. Raises KdiffError: the store cannot be
+    read, for as long as the patience.
     """
-    state = Watch(baseline, options)
-    hosts = baseline.hosts
-    for start in range(window.from_ns, window.to_ns, options.stretch_ns):
-        stretch = Window(start, min(start + options.stretch_ns, window.to_ns))
+    hosts = state.baseline.hosts
+    stretch_ns = state.options.stretch_ns
+    for start in range(window.from_ns, window.to_ns, stretch_ns):
+        stretch = Window(start, min(start + stretch_ns, window.to_ns))
         look, seen = _look(state, stretch, hosts, opened, now_ns, sleep)
         state.looks.append(look)
         hosts = seen or hosts
-        yield state
+        yield look
         if state.slower:
             return
 
@@ -201,9 +197,10 @@ def _look(
         late = now_ns() >= until
         try:
             with opened(stretch) as evidence:
-                covered = evidence.recording().hosts
+                recording = evidence.recording()
+                covered = recording.hosts
                 if late or (hosts and all(covered.get(host, 0.0) > _WHOLE for host in hosts)):
-                    return Look(stretch, _see(state, evidence)), frozenset(covered)
+                    return Look(stretch, _see(state, evidence, recording)), frozenset(covered)
         except KdiffError:
             # A server that is restarted, or a segment that was removed just now, is there again soon.
             if late:
@@ -211,9 +208,8 @@ def _look(
         sleep(_POLL_NS / NS)
 
 
-def _see(state: Watch, evidence: Evidence) -> str:
+def _see(state: Watch, evidence: Evidence, recording: Recording) -> str:
     """Adds a stretch to the evidence; why it was left out, '' if it was not."""
-    recording = evidence.recording()
     with_syncs = any(watched.metric in ("completion", "graph") for watched in state.baseline.kernels)
     loss = recording.loss(with_syncs)
     if loss is None:

@@ -210,7 +210,7 @@ enum cupti_found cupti_find(struct cupti *cupti)
     static char asked[sizeof cupti->path];
     static u32 version;
     if (strcmp(asked, cupti->path) != 0) {
-        leaving_watch_again();
+        leaving_watch();
         if (cupti->get_version(&version) != CUPTI_OK)
             return CUPTI_UNKNOWN;
         memcpy(asked, cupti->path, sizeof asked);

@@ -282,7 +282,7 @@ __attribute__((visibility("default"))) int InitializeInjection(void)
     /* Its code stays mapped whatever the program closes: import slots lead to it. */
     if (!dladdr((void *)InitializeInjection, &info) || !dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE))
         return 1;
-    if (pthread_atfork(before_fork, after_fork_parent, after_fork_child) != 0 || leaving_watch() != 0)
+    if (pthread_atfork(before_fork, after_fork_parent, after_fork_child) != 0 || !leaving_watch())
         return 1;
     /* The program's signals are for its own threads; of a fault in this one its crash reporter shall tell. */
     static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS};

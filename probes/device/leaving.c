@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "leaving.h"
 
-#include <errno.h>
 #include <stdlib.h>
 
 #include "clock.h"
@@ -51,12 +50,7 @@ static void at_exit(void)
         hooks_pass = true;
 }
 
-int leaving_watch(void)
+bool leaving_watch(void)
 {
-    return atexit(at_exit) == 0 ? 0 : ENOMEM;
-}
-
-void leaving_watch_again(void)
-{
-    atexit(at_exit);
+    return atexit(at_exit) == 0;
 }

@@ -3,10 +3,9 @@
 #pragma once
 #include <stdbool.h>
 
-/* Has the program's exit wait; 0, or an errno. */
-int leaving_watch(void);
-/* The same once more, for CUPTI has just been loaded or attached: what it does at exit must come after that. */
-void leaving_watch_again(void);
+/* Has the program's exit wait, before what was registered for exit until now; whether it will. Called again after CUPTI
+ * was loaded or attached: what it does at exit must come after that. */
+bool leaving_watch(void);
 bool is_leaving(void);
 /* Whether this thread may call CUPTI: the program's exit waits until `end_work`. */
 bool begin_work(void);

@@ -200,7 +200,7 @@ enum window_result window_open(const struct cupti *which, u64 settle_ms)
     if (failed("cuptiSubscribe", subscribed))
         goto done;
     if (!used)
-        leaving_watch_again();
+        leaving_watch();
     limit_device_memory();
     window = (struct window_record){.cupti_version = cupti->version};
     __atomic_store_n(&cost_ns, 0, __ATOMIC_RELAXED);

@@ -128,10 +128,11 @@ def run_watch(
 
     with CaptureStore(root) as store:
         baseline = watching.read_baseline(Evidence(store, Window(START - 10 * MINUTE, START)), options)
+    state = watching.Watch(baseline, options)
     window = Window(START, START + minutes * MINUTE)
     return [
-        (state.looks[-1].left_out, state.ranked[0].evidence.value, (clock.time - START) // SECOND)
-        for state in watching.watch(baseline, window, options, opened, clock.now_ns, clock.sleep)
+        (look.left_out, state.ranked[0].evidence.value, (clock.time - START) // SECOND)
+        for look in watching.watch(state, window, opened, clock.now_ns, clock.sleep)
     ]
 
 
