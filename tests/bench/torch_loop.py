@@ -26,8 +26,13 @@ WAYS = {
     "--layer driver": ("--layer", "driver"),
     "--layer driver --no-return": ("--layer", "driver", "--no-return"),
     "--layer runtime": ("--layer", "runtime"),
+    "--scheduling on": ("--scheduling", "on"),
 }
-OF_LOADS = {"launch": tuple(WAYS), "graph": ("both layers (default)",), "gpu": ("both layers (default)",)}
+OF_LOADS = {
+    "launch": tuple(WAYS),
+    "graph": ("both layers (default)",),
+    "gpu": ("both layers (default)", "--scheduling on"),
+}
 ATTACHING_S = 3  # in which the agent looks at the process, of the recording
 LEFT_S = 0.3  # after which an agent that ended is surely gone
 PROFILED = {"launch": 300, "graph": 500, "gpu": 50}  # iterations
