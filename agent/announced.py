@@ -7,7 +7,7 @@ two recordings.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final
 
@@ -30,12 +30,11 @@ class Announced:
         self._host = host
         self._most = most
         self._known: OrderedDict[_Pair, tuple[Kernel, int]] = OrderedDict()  # and when, Unix ns; the last used last
-        self._services: Counter[int] = Counter()  # of each kernel
 
     @property
     def kernels(self) -> int:
         """How many different ones are remembered."""
-        return len(self._services)
+        return len({ident for ident, _ in self._known})
 
     def fresh(self, used: Iterable[tuple[Kernel, str]], now_ns: int) -> pa.Table | None:
         """Rows of `kernels` for those of the pairs that are to be announced now (Unix); None where there are none."""
@@ -47,12 +46,8 @@ class Announced:
             else:
                 fresh[pair] = kernel, service
                 self._known[pair] = kernel, now_ns
-                self._services[pair[0]] += 1
         while len(self._known) > self._most:
-            (ident, _), _ = self._known.popitem(last=False)
-            self._services[ident] -= 1
-            if not self._services[ident]:
-                del self._services[ident]
+            self._known.popitem(last=False)
         return kernel_rows(fresh.values(), now_ns, self._host) if fresh else None
 
     def again(self) -> list[pa.Table]:

@@ -26,7 +26,7 @@ class Scheduling(StrEnum):
 
 def _scheduling(*variables: str) -> Any:
     return typer.Option(
-        envvar=[*variables, SCHEDULING_VARIABLE] if variables else SCHEDULING_VARIABLE,
+        envvar=[*variables, SCHEDULING_VARIABLE],
         help="Record for how long threads that launch are preempted or blocked; costs each context switch of the host.",
     )
 

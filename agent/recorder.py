@@ -12,7 +12,6 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from kdiff.agent import procfs
 from kdiff.agent.announced import Announced
@@ -33,7 +32,7 @@ from kdiff.agent.owners import Owners, processes_of
 from kdiff.agent.pairing import PAIRED, Pairing
 from kdiff.agent.probe_cost import measure
 from kdiff.agent.recording import Options, Summary, last_words
-from kdiff.agent.ring import chosen, joined, rings_of
+from kdiff.agent.ring import Gathered, chosen, rings_of
 from kdiff.agent.rows import RowMaker
 from kdiff.agent.scheduling import Waits
 from kdiff.agent.segments import SegmentWriter, Spool
@@ -66,10 +65,8 @@ class Recorder:
         self._host = socket.gethostname()
         self._boot_id = boot_id()
         self._stop: int | None = None
-        self._raw: list[NDArray[np.void]] = []
-        self._raw_count = 0
-        self._ready: list[NDArray[np.void]] = []
-        self._ready_count = 0
+        self._raw = Gathered(EVENT)
+        self._ready = Gathered(PAIRED)
         self._rows_made = 0
         self._announced = Announced(self._host)
 
@@ -200,7 +197,7 @@ class Recorder:
             if now >= flush_at + _FLUSH_EVERY_S or self._rows_waiting() >= _FLUSH_AT_ROWS:
                 self._flush()
                 flush_at = now
-            elif now >= pair_at or self._raw_count >= _PAIR_AT_EVENTS:
+            elif now >= pair_at or len(self._raw) >= _PAIR_AT_EVENTS:
                 self._pair()
                 self._targets.scan_due(now)
                 self._discover(now)
@@ -218,7 +215,7 @@ class Recorder:
                 self._targets.meet(pid)
 
     def _rows_waiting(self) -> int:
-        return self._ready_count + self._device.rows_ready
+        return len(self._ready) + self._device.rows_ready
 
     def _watch(self, pid: int, now: float) -> None:
         """Until a driver is found in the command, its mappings are looked at often: its first call may come soon."""
@@ -265,17 +262,14 @@ class Recorder:
                 self._pairing.process_began(int(pid))
         if len(names):
             self._names.feed(names[[self._targets.traced(int(pid)) for pid in names["pid"]]])
-        if len(events):
-            self._raw.append(events)
-            self._raw_count += len(events)
+        self._raw.add(events)
         handed = self._rings["device"].read()
         if len(handed):
             self._device.feed(handed[[self._targets.traced(int(pid)) for pid in handed["pid"]]], now)
 
     def _pair(self, *, last: bool = False) -> None:
         self._count_losses(last)
-        events = joined(self._raw, EVENT)
-        self._raw, self._raw_count = [], 0
+        events = self._raw.take()
         pids = processes_of(events)
         unwanted = [pid for pid in pids if not self._targets.traced(pid)]
         if unwanted:
@@ -293,17 +287,16 @@ class Recorder:
         paired = self._pairing.feed(events, time.monotonic_ns(), last=last)
         self._device.launched(paired)
         self._device.finish(time.monotonic(), self._pairing.waiting, last=last)
+        if self._waits:  # records of what is nobody's are forgotten by this, too
+            self._waits.match(paired["event"], time.monotonic_ns())
         if not len(paired):
             return
-        if self._waits:
-            self._waits.match(paired["event"], time.monotonic_ns())
         entered = paired["event"]["timestamp_ns"]
         offsets = paired["clock_offset_ns"]
         offsets[:] = self._clock.offsets(entered.view(np.int64))
         entered[:] = entered.view(np.int64) + offsets
         self._owners.remember(paired["event"])
-        self._ready.append(paired)
-        self._ready_count += len(paired)
+        self._ready.add(paired)
 
     def _count_losses(self, last: bool) -> None:
         """Charges what the rings had no room for to the services that lost it; what is nobody's for certain to all."""
@@ -325,8 +318,7 @@ class Recorder:
 
     def _flush(self) -> None:
         """Writes what is ready: kernels first, the account of the time last, so that it never claims unwritten rows."""
-        paired = joined(self._ready, PAIRED)
-        self._ready, self._ready_count = [], 0
+        paired = self._ready.take()
         events, kernels = self._rows.make(paired, self._waits.take() if self._waits else None)
         device = self._device.take()
         fresh = self._announced.fresh([*device.kernels, *kernels], time.time_ns())
@@ -397,7 +389,7 @@ class Recorder:
             )
 
     def _show(self) -> None:
-        self.summary.events = self._rows_made + self._ready_count + self._raw_count
+        self.summary.events = self._rows_made + len(self._ready) + len(self._raw)
         self.summary.drain_lag_ns = self._stretch.drain_lag_ns
         self.summary.attached_probes = self._program.attached
         self.summary.elapsed_s = time.monotonic() - self._began

@@ -104,6 +104,29 @@ def joined(parts: list[NDArray[np.void]], record: np.dtype[np.void]) -> NDArray[
     return whole.view(record)
 
 
+class Gathered:
+    """Arrays of records, read one after another, until they are taken as one."""
+
+    def __init__(self, record: np.dtype[np.void]) -> None:
+        self._record = record
+        self._parts: list[NDArray[np.void]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, records: NDArray[np.void]) -> None:
+        """Of the dtype that was named."""
+        if len(records):
+            self._parts.append(records)
+            self._count += len(records)
+
+    def take(self) -> NDArray[np.void]:
+        """All that was added since the last time, in that order."""
+        parts, self._parts, self._count = self._parts, [], 0
+        return joined(parts, self._record)
+
+
 def chosen(records: NDArray[np.void], which: NDArray[np.bool_]) -> NDArray[np.void]:
     """The records where `which` is true, as bytes like `joined`."""
     if which.all():

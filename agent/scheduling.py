@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from kdiff.agent.ring import joined
+from kdiff.agent.ring import Gathered, joined
 from kdiff.probes.wire import WAIT, WireFlags
 from kdiff.queries.tables import WAITS
 
@@ -18,23 +18,23 @@ _KEEP_NS: Final = 30_000_000_000  # launches wait for their sync for 10 s before
 _TIME_BITS: Final = 42  # 73 minutes of ns; a thread's number has the other 22: Linux gives none above 2^22
 _TIME: Final = np.uint64((1 << _TIME_BITS) - 1)
 
-_none = [pa.nulls(0, pa.int64())]
-
 
 class Waits:
     """Keeps records (WAIT) until the rows are given out whose events they belong to."""
 
     def __init__(self) -> None:
+        self._fed = Gathered(WAIT)
         self._kept = np.zeros(0, WAIT)
         self._ready: list[NDArray[np.int64]] = []
 
     def feed(self, records: NDArray[np.void]) -> None:
         """Takes what was read after the events were: each of these that has a record finds it then."""
-        if len(records):
-            self._kept = joined([self._kept, records], WAIT)
+        self._fed.add(records)
 
     def match(self, events: NDArray[np.void], now_ns: int) -> None:
         """Takes EVENT records that become rows, their times and `now_ns` monotonic."""
+        if len(self._fed):
+            self._kept = joined([self._kept, self._fed.take()], WAIT)
         values = waits_of(events["flags"])
         waited = np.flatnonzero(events["flags"] & WireFlags.WAITED)
         if len(waited):
@@ -78,16 +78,9 @@ def waits_of(flags: NDArray[np.uint8]) -> NDArray[np.int64]:
 def wait_columns(waits: NDArray[np.int64] | None, count: int) -> dict[str, pa.Array]:
     """The columns WAITS of `count` rows of `cuda_events`; null where it is unknown, all of it without `waits`."""
     if waits is None:
-        return dict.fromkeys(_NAMES, _nulls(count))
+        return dict.fromkeys(_NAMES, pa.nulls(count, pa.int64()))
     columns = np.asfortranarray(waits)
     return {name: pa.array(columns[:, place], mask=columns[:, place] == UNKNOWN) for place, name in enumerate(_NAMES)}
-
-
-def _nulls(count: int) -> pa.Array:
-    """Of one memory for all, which is made once and not for each segment."""
-    if len(_none[0]) < count:
-        _none[0] = pa.nulls(count, pa.int64())
-    return _none[0].slice(0, count)
 
 
 def _keys(records: NDArray[np.void]) -> NDArray[np.uint64]:

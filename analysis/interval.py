@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -289,7 +289,7 @@ def _logs(value: int, lower: float, upper: float, tick: int) -> tuple[float, flo
     return math.log(max(value, tick)), log_lower, math.log(max(upper, tick))
 
 
-@cache
+@lru_cache(4096)  # every kernel is asked about at levels of its own, and kdiff watch may run for months
 def student_quantile(nu: int, alpha: float) -> float:
     """The alpha-quantile of Student's distribution with nu degrees of freedom."""
     from scipy.special import stdtrit  # 0.15 s, by then a server works on what is asked next

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
 from kdiff.agent.names import Kernel
 from kdiff.agent.pairing import PAIRED
+from kdiff.agent.recorder import Recorder
+from kdiff.agent.ring import Gathered
 from kdiff.agent.rows import Owner, RowMaker
 from kdiff.agent.scheduling import UNKNOWN, Waits, wait_columns
 from kdiff.probes.wire import EVENT, WAIT, Kind, WireFlags
@@ -85,6 +88,17 @@ def test_records_of_rows_that_never_come_are_forgotten() -> None:
     waits.feed(records((7, 1, (1, 1, 1, 1)), (7, 20 * SECOND, (2, 2, 2, 2))))
     matched(waits, (8, 0, 0), at=31 * SECOND)
     assert matched(waits, (7, 1, WAITED), (7, 20 * SECOND, WAITED), at=31 * SECOND) == [[UNKNOWN] * 4, [2] * 4]
+
+
+def test_records_are_forgotten_where_all_calls_are_of_processes_that_are_not_recorded() -> None:
+    recorder = MagicMock()
+    recorder._waits = waits = Waits()
+    waits.feed(records((7, 1 - NOW, (1, 1, 1, 1))))  # 1 ns after boot
+    recorder._raw, recorder._ready = Gathered(EVENT), Gathered(PAIRED)
+    recorder._pairing.feed.return_value = np.zeros(0, PAIRED)
+    Recorder._pair(recorder)
+    assert waits.take().shape == (0, 4)
+    assert matched(waits, (7, 1 - NOW, WAITED), at=-NOW) == [[UNKNOWN] * 4]
 
 
 def test_what_is_taken_is_of_all_that_was_matched_in_order() -> None:

@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kdiff.analysis.interval import Sample, TailEstimate, degrees_of_freedom, ratio_interval, tail_estimate
+from kdiff.analysis.interval import (
+    Sample,
+    TailEstimate,
+    degrees_of_freedom,
+    ratio_interval,
+    student_quantile,
+    tail_estimate,
+)
 
 ALPHAS = (1e-9, 1e-4, 0.01, 0.05, 0.3, 0.5)
 
@@ -78,6 +85,11 @@ def test_a_slow_wave_is_not_averaged_away_by_the_faster_cosines() -> None:
     first = math.sqrt(2.0 / buckets) * float(wave @ (slow - slow.mean()))
     assert estimate.nu == 13
     assert estimate.variance == pytest.approx(buckets / 4 * first**2, rel=0.05)
+
+
+def test_quantiles_of_many_levels_are_not_kept_for_ever() -> None:
+    assert [student_quantile(1, 0.5 / n) < 0.0 for n in range(2, 6000)].count(True) == 5998
+    assert student_quantile.cache_info().currsize == 4096
 
 
 def test_bursts_cost_effective_launches() -> None:
