@@ -16,7 +16,7 @@ TYPED := deploy/demo/demo.py tests/captures.py tests/conftest.py tests/server.py
     tests/standins/in_process.py tests/standins/building.py tests/standins/device_batches.py tests/unit/test_docs.py \
     tests/unit/test_packaging.py tests/unit/test_device_library_build.py tests/integration/test_demo.py \
     tests/integration/test_device_library.py tests/integration/test_device_profilers.py \
-    tests/integration/test_device_time.py tests/kills.py tests/bpf_objects.py tests/integration/test_kill_chaos.py \
+    tests/integration/test_device_time.py tests/kills.py tests/disks.py tests/bpf_objects.py tests/integration/test_kill_chaos.py \
     tests/integration/test_losses.py tests/unit/test_probe_cost.py tests/unit/test_doctor_store.py tests/traces.py \
     tests/unit/test_import.py tests/unit/test_import_broken.py tests/unit/test_import_verdicts.py \
     tests/integration/test_import_h200.py

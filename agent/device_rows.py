@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from kdiff.agent.demangle import demangle
 from kdiff.agent.device_batches import Name
 from kdiff.agent.device_windows import DeviceProcess, Timed, Window, ended_as
 from kdiff.agent.names import Kernel, plausible
 from kdiff.agent.ring import columns, in_one
 from kdiff.agent.rows import constant, encode, named
+from kdiff.queries.kernel_names import demangle
 from kdiff.queries.tables import DEVICE_WINDOWS, KERNEL_EXECUTIONS
 
 _UNKNOWN = Kernel("unresolved:unknown", "unresolved:unknown", "unresolved")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import struct
 from collections.abc import Callable
@@ -12,9 +11,9 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kdiff.agent.demangle import demangle
 from kdiff.agent.drivers import Driver, Drivers
 from kdiff.probes.wire import NAME_BYTES, NameSource
+from kdiff.queries.kernel_names import demangle, kernel_id
 
 # What PTX allows as an identifier, and '.', which tools append; anything else was no kernel's name.
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_$%][A-Za-z0-9_$.]*")
@@ -35,7 +34,7 @@ class Kernel:
     @property
     def id(self) -> int:
         """64-bit hash of the mangled name: the same on every host and in every run."""
-        return int.from_bytes(hashlib.blake2b(self.mangled.encode(), digest_size=8).digest(), "little")
+        return kernel_id(self.mangled)
 
     @property
     def resolved(self) -> bool:

@@ -22,7 +22,7 @@ from kdiff.agent.blocks import BLOCK_ROWS, Block, OpenSegment
 from kdiff.agent.segment_files import SegmentFile
 from kdiff.queries import migrations
 from kdiff.queries.address import Address
-from kdiff.queries.connection import connect, explain, is_passing
+from kdiff.queries.connection import connect, explain, is_passing, known_settings
 from kdiff.queries.errors import StoreError
 from kdiff.queries.printable import printable
 from kdiff.queries.segments_read import UnreadableError
@@ -269,7 +269,7 @@ class Shipper:
                 return
             body.seek(start)
             token = f"{one.file.table}/{block.name}"
-            settings = _known(client, {"insert_deduplication_token": token})
+            settings = known_settings(client, {**_BLOCK_SETTINGS, "insert_deduplication_token": token})
             client.raw_insert(one.file.table, one.columns, body, settings, fmt="Parquet")
 
         return insert
@@ -350,16 +350,6 @@ class RefusedError(StoreError):
         self.at_once = at_once
 
 
-def _known(client: Any, more: dict[str, object]) -> dict[str, object]:
-    """The settings of an insert, as far as the server knows them: one that is older lacks some."""
-    settings = client.server_settings
-    return {
-        name: value
-        for name, value in {**_BLOCK_SETTINGS, **more}.items()
-        if name in settings or name in client.valid_transport_settings
-    }
-
-
 def _retention(client: Any) -> dict[str, int]:
     """For how many days the server keeps rows of each table, where it says so."""
     found = client.query("SELECT name, engine_full FROM system.tables WHERE database = currentDatabase()")
@@ -381,6 +371,6 @@ def _listed(client: Any, names: Sequence[str]) -> dict[tuple[str, str], int]:
 
 
 def _list(client: Any, sent: Sequence[tuple[str, str, int]]) -> None:
-    settings = _known(client, {"insert_deduplicate": 0})
+    settings = known_settings(client, {**_BLOCK_SETTINGS, "insert_deduplicate": 0})
     rows = [list(row) for row in sent]
     client.insert("shipped_segments", rows, ["segment", "table", "rows"], settings=settings)

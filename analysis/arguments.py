@@ -6,8 +6,8 @@ import math
 import re
 from enum import StrEnum
 
-from kdiff.analysis.timespec import SpecError
-from kdiff.queries.printable import printable, shorten
+from kdiff.analysis.timespec import SpecError, parse_instant
+from kdiff.queries.printable import quoted
 
 _NUMBER = re.compile(r"[0-9]{1,18}(?:\.[0-9]{1,18})?")
 
@@ -54,17 +54,25 @@ class Unpaired(StrEnum):
     IGNORE = "ignore"
 
 
+def instant(option: str, text: str, now_ns: int) -> int:
+    """Unix ns of an instant, as timespec.parse_instant reads it. Raises SpecError, which names the option."""
+    try:
+        return parse_instant(text, now_ns)
+    except SpecError as error:
+        raise SpecError(f"{option}: {error}") from error
+
+
 def share(option: str, text: str) -> float:
     """5% or 0.05 as 0.05. A number above 1 without a percent sign is refused: it is 5% or 500%. Raises SpecError."""
     text = text.strip()
     number = text.removesuffix("%").strip()
     if not _NUMBER.fullmatch(number):
-        raise SpecError(f"{option} {_quote(text)} is not a share: write 5% or 0.05")
+        raise SpecError(f"{option} {quoted(text)} is not a share: write 5% or 0.05")
     value = float(number) / (100.0 if text.endswith("%") else 1.0)
     if value > 1.0 and not text.endswith("%"):
-        raise SpecError(f"{option} {_quote(text)} is over 1: write {number}% if that is meant")
+        raise SpecError(f"{option} {quoted(text)} is over 1: write {number}% if that is meant")
     if not math.isfinite(value) or value > 10.0:
-        raise SpecError(f"{option} {_quote(text)} is over 1000%: give a smaller share")
+        raise SpecError(f"{option} {quoted(text)} is over 1000%: give a smaller share")
     return value
 
 
@@ -74,12 +82,8 @@ def quantile(text: str) -> float:
     percent = cleaned[:1] in "pP" or cleaned.endswith("%")
     number = cleaned[1:] if cleaned[:1] in ("p", "P") else cleaned.removesuffix("%")
     if not _NUMBER.fullmatch(number):
-        raise SpecError(f"--quantile {_quote(text)} is not a quantile: write 0.99 or p99")
+        raise SpecError(f"--quantile {quoted(text)} is not a quantile: write 0.99 or p99")
     value = round(float(number) / 100.0, 12) if percent else float(number)
     if not 0.5 <= value <= 0.9999:
-        raise SpecError(f"--quantile {_quote(text)} is not between 0.5 and 0.9999: write 0.99 or p99")
+        raise SpecError(f"--quantile {quoted(text)} is not between 0.5 and 0.9999: write 0.99 or p99")
     return value
-
-
-def _quote(text: str) -> str:
-    return f"'{shorten(printable(text), 80)}'"

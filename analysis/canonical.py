@@ -48,6 +48,11 @@ _NOTHING: Final = frozenset({"", "triton", "triton_", "kernel", "kernel_", "_"})
 """What says nothing of what a kernel does: a tail stays if only this would be left."""
 
 
+def is_kernel(name: str) -> bool:
+    """Whether it is the name of a kernel: neither that of a graph nor what stands for none."""
+    return name != UNNAMED and not is_graph(name)
+
+
 def canonical(name: str) -> str:
     """The name without what a compilation adds to it; the name itself where nothing else would be left.
 
@@ -95,7 +100,7 @@ def family(name: str) -> str:
 
 
 def _pass(name: str) -> str:
-    if is_graph(name) or name == UNNAMED or _LIBRARY.match(name):
+    if not is_kernel(name) or _LIBRARY.match(name):
         return name
     text = _CLONE.sub("", name)
     text = _UNIT.sub(r"(\1)", text)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kdiff.analysis import timespec
+from kdiff.analysis import arguments
 from kdiff.analysis.options import StoreOption
 from kdiff.analysis.terminal import confirmed, interruptible, progress, show, warn
 from kdiff.analysis.window import HOUR_NS, MINUTE_NS, utc_short
@@ -36,10 +36,7 @@ def delete_command(
     if bool(service) == all_services:
         raise KdiffError("say whose rows: give either --service NAME or --all-services")
     now_ns = time.time_ns()
-    try:
-        before_ns = timespec.parse_instant(before, now_ns)
-    except timespec.SpecError as error:
-        raise KdiffError(f"--before: {error}") from error
+    before_ns = arguments.instant("--before", before, now_ns)
     if before_ns > now_ns:
         raise KdiffError(f"--before {printable(before)} is in the future: give a time that has passed, or now")
 

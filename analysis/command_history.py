@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from kdiff.analysis import timespec
+from kdiff.analysis import arguments
 from kdiff.analysis.arguments import ListFormat
 from kdiff.analysis.options import StoreOption
 from kdiff.analysis.terminal import interruptible, show, warn
@@ -40,12 +40,7 @@ def history_command(
         raise KdiffError(f"the kernel is missing: try `{_EXAMPLE}`, or '*' for all")
     if not 1 <= limit <= _MOST:
         raise KdiffError(f"--limit {limit} is not between 1 and {_MOST}")
-    since_ns = 0
-    if since:
-        try:
-            since_ns = timespec.parse_instant(since, time.time_ns())
-        except timespec.SpecError as error:
-            raise KdiffError(f"--since: {error}") from error
+    since_ns = arguments.instant("--since", since, time.time_ns()) if since else 0
 
     from kdiff.analysis import history
     from kdiff.queries.verdicts import Wanted, open_log

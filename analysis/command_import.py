@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, cast
 
 import typer
 
-from kdiff.analysis import timespec
+from kdiff.analysis import arguments
 from kdiff.analysis.terminal import Advance, interruptible, progress, show, warn
+from kdiff.analysis.window import Window
 from kdiff.queries.errors import KdiffError
 from kdiff.queries.printable import printable
 
@@ -43,8 +44,7 @@ class TraceFormat(StrEnum):
         """The format of a file. Raises TraceError."""
         from kdiff.analysis.import_source import format_of
 
-        named: dict[str, Format] = {"nsys": "nsys", "kineto": "kineto", "csv": "csv"}
-        return named.get(self.value) or format_of(path)
+        return format_of(path) if self is TraceFormat.AUTO else cast("Format", self.value)
 
 
 def import_command(
@@ -84,8 +84,6 @@ def import_command(
     warn(found.notes)
     if found.uncollected:
         warn([f"{found.uncollected:,} kernels without times, or with such as make no sense, were left out"])
-    from kdiff.analysis.window import Window
-
     told = ", ".join(f"{rows:,} of {table}" for table, rows in found.counts.items())
     show(f"wrote {printable(str(root))}: {Window(found.from_ns, found.to_ns).brief()}, rows {told}\n", 0)
 
@@ -94,10 +92,7 @@ def _start(text: str) -> int | None:
     if not text:
         return None
     now_ns = time.time_ns()
-    try:
-        start_ns = timespec.parse_instant(text, now_ns)
-    except timespec.SpecError as error:
-        raise KdiffError(f"--start: {error}") from error
+    start_ns = arguments.instant("--start", text, now_ns)
     if start_ns > now_ns:
         raise KdiffError("--start is in the future: give the time when the first kernel started")
     return start_ns

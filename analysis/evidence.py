@@ -145,7 +145,7 @@ class Evidence:
             called = Counts((key,), **{field: row[field] for field in OF_HOST}, graphs_timed=beside)
             counts[name] = counts.get(name, Counts()) + called
         for row in self._executions:
-            name = _shown(row["kernel_name"])
+            name = _name(KIND_LAUNCH, row["kernel_name"])
             ran = Counts((row["kernel_key"],), **{field: row[field] for field in OF_DEVICE})
             counts[name] = counts.get(name, Counts()) + ran
         return counts
@@ -374,16 +374,11 @@ def _services(store: Store) -> list[str]:
     return [row["service"] for row in store.query("services").to_pylist()]
 
 
-def _shown(name: str) -> str:
-    """Under what a kernel is listed: never as launches of graphs are."""
-    return UNNAMED if name == "" or is_graph(name) else name
-
-
 def _name(kind: str, name: str) -> str:
-    """The same of a kernel or a graph, by the kind of its launches."""
+    """Under what a kernel or a graph is listed, by the kind of its launches: no kernel as graphs are."""
     if kind == KIND_GRAPH_LAUNCH:
         return name if is_graph(name) else GRAPHS
-    return _shown(name)
+    return UNNAMED if name == "" or is_graph(name) else name
 
 
 def _recording(

@@ -24,7 +24,7 @@ from kdiff.analysis import arguments, timespec
 from kdiff.analysis.arguments import MetricName, Undecided
 from kdiff.analysis.gate_server import Answer, RefusedError, Request
 from kdiff.queries.errors import KdiffError
-from kdiff.queries.printable import printable, shorten
+from kdiff.queries.printable import printable, quoted, shorten
 
 LEAST_TOKEN: Final = 16
 RETRY_AFTER_S: Final = 10
@@ -126,7 +126,7 @@ class Gate:
         except RefusedError as error:
             answer = error.answer
         except Exception as error:  # the client's business is only that there is no verdict
-            self.log(f"level=error msg={_quoted(f'{type(error).__name__}: {error}')}")
+            self.log(f"level=error msg={_logged(f'{type(error).__name__}: {error}')}")
             answer = Answer(500, "the gate failed: see its log\n")
         except asyncio.CancelledError:
             self._access(request, 499, "", began)
@@ -155,16 +155,18 @@ class Gate:
             if not _is_local(request.headers.get("host", "")):
                 raise RefusedError(403, "the Host is not this one: ask 127.0.0.1, or start the gate with a token")
         elif not self.token.allows(request.headers.get("authorization", "")):
-            refused = RefusedError(401, "the token is missing or wrong: send Authorization: Bearer TOKEN")
-            refused.answer = Answer(401, refused.answer.body, headers={"WWW-Authenticate": 'Bearer realm="kdiff"'})
-            raise refused
+            raise RefusedError(
+                401,
+                "the token is missing or wrong: send Authorization: Bearer TOKEN",
+                {"WWW-Authenticate": 'Bearer realm="kdiff"'},
+            )
 
     def _values(self, given: Iterable[tuple[str, str]]) -> dict[str, Sequence[str]]:
         """What is asked, checked as far as it can be without the store. Raises RefusedError."""
         asked: dict[str, list[str]] = {}
         for name, value in given:
             if name not in _KNOWN:
-                raise RefusedError(400, f"there is no parameter {_shown(name)}: known are {', '.join(_KNOWN)}")
+                raise RefusedError(400, f"there is no parameter {quoted(name)}: known are {', '.join(_KNOWN)}")
             values = value.split("\n") if name in _REPEATED else [value]
             asked.setdefault(name, []).extend(one for one in values if one or name not in _REPEATED)
         for name, values in asked.items():
@@ -197,16 +199,18 @@ class Gate:
             arguments.quantile(single["quantile"])
         for name, choices in (("metric", MetricName), ("on_undecided", Undecided)):
             if name in single and single[name] not in [*choices]:
-                raise KdiffError(f"{name} {_shown(single[name])} is not one of {', '.join(choices)}")
+                raise KdiffError(f"{name} {quoted(single[name])} is not one of {', '.join(choices)}")
 
     async def _judge(self, values: Values) -> Verdict:
         try:
             async with asyncio.timeout(self.wait_s):
                 await self._slots.acquire()
         except TimeoutError:
-            refused = RefusedError(503, f"{self.concurrency} verdicts are being judged: ask again later")
-            refused.answer = Answer(503, refused.answer.body, headers={"Retry-After": str(RETRY_AFTER_S)})
-            raise refused from None
+            raise RefusedError(
+                503,
+                f"{self.concurrency} verdicts are being judged: ask again later",
+                {"Retry-After": str(RETRY_AFTER_S)},
+            ) from None
         try:
             return await self._run(values)
         finally:
@@ -237,9 +241,9 @@ class Gate:
             with contextlib.suppress(ValueError):
                 document = json.loads(out)
                 for line in lines:
-                    self.log(f"level=warning msg={_quoted(line)}")
+                    self.log(f"level=warning msg={_logged(line)}")
                 return Verdict(document)
-        self.log(f"level=error exit={process.returncode} msg={_quoted(' '.join(lines[-3:]))}")
+        self.log(f"level=error exit={process.returncode} msg={_logged(' '.join(lines[-3:]))}")
         if process.returncode == KdiffError.code and lines and lines[-1].startswith("kdiff: "):
             return Verdict(None, printable(lines[-1].removeprefix("kdiff: ")), 502)
         return Verdict(None, "kdiff ended without a verdict: see the gate's log", 500)
@@ -247,7 +251,7 @@ class Gate:
     def _access(self, request: Request, status: int, word: str, began: float) -> None:
         verdict = f" verdict={word}" if word else ""
         self.log(
-            f"level=info client={request.client} method={request.method} path={_quoted(request.path)} "
+            f"level=info client={request.client} method={request.method} path={_logged(request.path)} "
             f"status={status}{verdict} seconds={time.monotonic() - began:.2f}"
         )
 
@@ -282,16 +286,14 @@ def _metadata(body: bytes) -> list[tuple[str, str]]:
     for name, value in pairs:
         for one in value if isinstance(value, list) else [value]:
             if not isinstance(one, str):
-                raise RefusedError(400, f"the metadata {_shown(name)} is no string: put it in quotes")
+                raise RefusedError(400, f"the metadata {quoted(name)} is no string: put it in quotes")
             found.append((name, one))
     return found
 
 
 def _only(request: Request, *methods: str) -> None:
     if request.method not in methods:
-        refused = RefusedError(405, f"{request.path} takes {' and '.join(methods)}")
-        refused.answer = Answer(405, refused.answer.body, headers={"Allow": ", ".join(methods)})
-        raise refused
+        raise RefusedError(405, f"{request.path} takes {' and '.join(methods)}", {"Allow": ", ".join(methods)})
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
@@ -329,10 +331,6 @@ def _is_local(host: str) -> bool:
     return True
 
 
-def _shown(text: str) -> str:
-    return f"'{shorten(printable(text), 80)}'"
-
-
-def _quoted(text: str) -> str:
+def _logged(text: str) -> str:
     """A value of a line of the log."""
     return json.dumps(shorten(printable(text), 600, 0.7))

@@ -51,9 +51,9 @@ class Answer:
 class RefusedError(Exception):
     """A request that is answered without being asked further."""
 
-    def __init__(self, status: int, reason: str) -> None:
+    def __init__(self, status: int, reason: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(reason)
-        self.answer = Answer(status, f"{reason}\n")
+        self.answer = Answer(status, f"{reason}\n", headers=headers or {})
 
 
 Handler = Callable[[Request], Awaitable[Answer]]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, Final
 
 from kdiff.analysis import output_text as text
 from kdiff.analysis.report import quantile_name
-from kdiff.analysis.window import Window, length_text, utc, utc_short
+from kdiff.analysis.window import Window, length_text, utc, utc_second, utc_short
 from kdiff.queries.printable import printable
 from kdiff.queries.verdicts import KeptVerdict
 
@@ -29,7 +30,7 @@ def as_table(store: str, verdicts: list[KeptVerdict], width: int) -> str:
     what = printable(names[0] or _RUN) if len(names) == 1 else f"{len(names)} kernels"
     lines = text.wrap(f"{what} in {store}, the newest first", width, 2)
     columns: list[tuple[str, list[str]]] = [
-        ("judged at", [utc(verdict.judged_at_ns // 10**9 * 10**9) for verdict in verdicts]),
+        ("judged at", [utc_second(verdict.judged_at_ns) for verdict in verdicts]),
         ("verdict", [printable(verdict.verdict) for verdict in verdicts]),
         ("before", [text.duration(verdict.value_before) for verdict in verdicts]),
         ("after", [text.duration(verdict.value_after) for verdict in verdicts]),
@@ -79,12 +80,8 @@ def _facts(verdict: KeptVerdict) -> list[str]:
 def _interval(verdict: KeptVerdict) -> str:
     if verdict.ci_low is None and verdict.ci_high is None:
         return "-"
-    ends = (text.change(end) if end is not None else otherwise for end, otherwise in _ends(verdict))
-    return f"[{', '.join(ends)}]"
-
-
-def _ends(verdict: KeptVerdict) -> tuple[tuple[float | None, str], ...]:
-    return ((verdict.ci_low, "-"), (verdict.ci_high, "+inf"))
+    high = math.inf if verdict.ci_high is None else verdict.ci_high
+    return f"[{text.change(verdict.ci_low)}, {text.change(high)}]"
 
 
 def _document(verdict: KeptVerdict) -> dict[str, Any]:

@@ -5,7 +5,6 @@ No account of an agent is among it: what a profiler lost is not told.
 
 from __future__ import annotations
 
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,9 +22,9 @@ from kdiff.analysis.import_source import Format, TraceError, shown
 from kdiff.analysis.import_trace import KERNEL, NO_NAME, UNIX_NS, Collector, Extent, Labels, Trace, keys
 from kdiff.analysis.terminal import Advance
 from kdiff.analysis.window import HOUR_NS, length_text, utc_short
-from kdiff.queries.export import MAX_ROWS, appearing
+from kdiff.queries.export import MAX_ROWS, Segments, appearing
 from kdiff.queries.kernel_names import kernel_id
-from kdiff.queries.segments_write import required, write_batches
+from kdiff.queries.segments_write import required
 from kdiff.queries.tables import KIND_LAUNCH, TABLES
 
 READERS: Final[dict[Format, Callable[[Collector, int, Advance], None]]] = {
@@ -169,13 +168,10 @@ class _Writer:
     """Writes the segments of a capture."""
 
     def __init__(self, root: Path, labels: Labels, service: str) -> None:
-        self._root = root
+        self._segments = Segments(root, "import")
         self._labels = labels
         self._service = service
-        # As a recording names segments: shipping relies on it that no other is called the same.
-        self._prefix = f"import-{secrets.token_hex(4)}-{time.time_ns()}"
         self._number = count(1)
-        self._counts: dict[str, int] = {}
         self._windows: list[dict[str, Any]] = []
         self._seen: dict[tuple[int, str], int] = {}
         mangled = [mangled for mangled, _ in labels.kernels]
@@ -195,10 +191,10 @@ class _Writer:
             fresh = fresh[~launched[call[fresh]]]
             fresh = fresh[np.argsort(trace.launches["start_ns"][call[fresh]], kind="stable")]
             launched[call[fresh]] = True
-            self._launches(trace, rows[fresh], trace.launches[call[fresh]], shift_ns)
+            launches = trace.launches[call[fresh]]
+            self._launches(trace, rows[fresh], launches, shift_ns)
             for pid, extent in extents.items():
-                its = trace.launches[call[fresh]]
-                its = its[its["pid"] == pid]
+                its = launches[launches["pid"] == pid]
                 if len(its):
                     extent.first_ns = min(extent.first_ns, int(its["start_ns"].min()))
         for pid, extent in extents.items():
@@ -232,7 +228,7 @@ class _Writer:
         self._write("kernels", {key: [row[key] for row in seen] for key in seen[0]}, len(seen))
         windows = self._windows
         self._write("device_windows", {key: [row[key] for row in windows] for key in windows[0]}, len(windows))
-        return self._counts
+        return self._segments.counts
 
     def _executions(self, trace: Trace, rows: NDArray[np.void], call: NDArray[np.int64], shift_ns: int) -> None:
         queue = np.zeros(len(rows), np.int64)
@@ -294,11 +290,7 @@ class _Writer:
         number = 0 if table == "kernels" else next(self._number)
         schema = required(TABLES[table])
         arrays = [_array(field, columns.get(field.name), rows) for field in schema]
-        batches = pa.Table.from_arrays(arrays, schema=schema).combine_chunks().to_batches()
-        folder = self._root / table
-        folder.mkdir(exist_ok=True)
-        write_batches(folder / f"{self._prefix}-{number:08d}.parquet", schema, batches)
-        self._counts[table] = self._counts.get(table, 0) + rows
+        self._segments.write(table, number, pa.Table.from_arrays(arrays, schema=schema))
 
 
 def _array(field: pa.Field, value: Any, rows: int) -> pa.Array:

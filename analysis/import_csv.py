@@ -146,6 +146,7 @@ def _column(text: str) -> tuple[str | None, str]:
 def _header(path: Path, rows: Iterator[list[str]]) -> tuple[list[str], list[str], Iterator[list[str]]]:
     """The header, the row of units below it or [], and the rows that follow."""
     best: list[str] = []
+    most = 0
     for row in islice(rows, _PREAMBLE):
         columns = {_column(text)[0] for text in row} - {None}
         if {"start", "name"} <= columns and columns & {"duration", "end"}:
@@ -153,8 +154,8 @@ def _header(path: Path, rows: Iterator[list[str]]) -> tuple[list[str], list[str]
             if any(cell.strip().lower() in _NS for cell in below) and not any(map(_is_number, below)):
                 return row, below, rows
             return row, [], chain([below], rows)
-        if not best or len(columns) > len({_column(text)[0] for text in best} - {None}):
-            best = row
+        if not best or len(columns) > most:
+            best, most = row, len(columns)
     seen = shorten(printable(", ".join(text.strip() for text in best)), 100)
     raise TraceError(f"{shown(path)} is no CSV of kernels: it needs the columns {_NEEDED}, and has '{seen}'")
 

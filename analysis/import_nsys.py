@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from kdiff.analysis.import_source import SQLITE, TraceError, shown
+from kdiff.analysis.import_source import SQLITE, TraceError, reading, shown
 from kdiff.analysis.import_trace import BATCH, U16, U32, UNIX_NS, Collector, unsigned
 from kdiff.analysis.terminal import Advance
 from kdiff.queries.printable import printable
@@ -36,8 +36,8 @@ def read(collector: Collector, _number: int, advance: Advance) -> None:
     _whole(path)
     with _database(path) as database:
         tables = _tables(database)
+        graphs = database.execute(f"SELECT count(*) FROM {_GRAPHS}").fetchone()[0] if _GRAPHS in tables else 0
         if _KERNELS not in tables or "StringIds" not in tables:
-            graphs = _GRAPHS in tables and database.execute(f"SELECT count(*) FROM {_GRAPHS}").fetchone()[0]
             raise _no_kernels(path, tables, graphs)
         columns = tables[_KERNELS]
         names = [name for name in _NAMES if name in columns]
@@ -52,7 +52,7 @@ def read(collector: Collector, _number: int, advance: Advance) -> None:
         collector.finish()
         if not trace.count and not trace.uncollected:
             raise _no_kernels(path, tables, 0)
-        if _GRAPHS in tables and (graphs := database.execute(f"SELECT count(*) FROM {_GRAPHS}").fetchone()[0]):
+        if graphs:
             trace.notes.append(
                 f"{shown(path)} has {graphs:,} launches of graphs whose kernels were not recorded: profile with "
                 "`nsys profile --cuda-graph-trace=node` to have these too"
@@ -70,14 +70,12 @@ def rows_of(path: Path) -> int:
 
 def _whole(path: Path) -> None:
     """Raises TraceError where the file is shorter than its header says, or was being written."""
-    try:
+    with reading(path):
         with path.open("rb") as file:
             head = file.read(100)
             size = file.seek(0, 2)
         journal = path.with_name(path.name + "-journal")
         hot = journal.exists() and journal.stat().st_size > 0
-    except OSError as error:
-        raise TraceError(f"{shown(path)} cannot be read ({error.strerror}): name a file that can be") from error
     if not head.startswith(SQLITE):
         raise TraceError(f"{shown(path)} is no SQLite database: make one with `nsys export --type sqlite`")
     page = int.from_bytes(head[16:18], "big")
@@ -168,7 +166,7 @@ def _read_kernels(
             f"SELECT id, value FROM StringIds WHERE id IN (SELECT DISTINCT {name} FROM {_KERNELS})"
         )
     }
-    unnamed = collector.labels.kernel("") if texts.keys() != {None} else 0
+    unnamed = collector.labels.kernel("")
     found = database.execute(
         f"SELECT {_time('start')}, {_time('end')}, {name}, {_number('deviceId', columns)}, "
         f"{_pid('globalPid', columns)}, {_number('correlationId', columns)}, {_number('contextId', columns)}, "

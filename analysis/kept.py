@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 
+from kdiff.analysis.output_json import finite
 from kdiff.analysis.report import Report
 from kdiff.queries.errors import StoreError
 from kdiff.queries.store import Store
@@ -27,36 +28,37 @@ def keep(store: Store, report: Report, service: str, label: str, now_ns: int) ->
 def verdicts(report: Report, service: str, label: str, now_ns: int, run_id: str) -> Iterator[KeptVerdict]:
     """One for each kernel that was judged; of a run that had none, one without a kernel's name."""
     before, after = report.before.window, report.after.window
-    of_run = {
-        "judged_at_ns": now_ns,
-        "run_id": run_id,
-        "service": service,
-        "label": label,
-        "quantile": report.quantile,
-        "tolerance": report.tolerance,
-        "before_from_ns": before.from_ns,
-        "before_to_ns": before.to_ns,
-        "after_from_ns": after.from_ns,
-        "after_to_ns": after.to_ns,
-        "run_verdict": report.verdict.value,
-        "run_cause": report.cause,
-    }
-    nothing = {"n_before": 0, "n_after": 0, "value_before": None, "value_after": None, "ratio": None}
+    of_run = KeptVerdict(
+        judged_at_ns=now_ns,
+        run_id=run_id,
+        kernel_name="",
+        service=service,
+        label=label,
+        verdict=report.verdict.value,
+        metric=report.metric,
+        quantile=report.quantile,
+        tolerance=report.tolerance,
+        before_from_ns=before.from_ns,
+        before_to_ns=before.to_ns,
+        after_from_ns=after.from_ns,
+        after_to_ns=after.to_ns,
+        n_before=0,
+        n_after=0,
+        value_before=None,
+        value_after=None,
+        ratio=None,
+        ci_low=None,
+        ci_high=None,
+        reasons=tuple(report.notes),
+        run_verdict=report.verdict.value,
+        run_cause=report.cause,
+    )
     if not report.kernels:
-        yield KeptVerdict(
-            **of_run,  # type: ignore[arg-type]
-            **nothing,  # type: ignore[arg-type]
-            kernel_name="",
-            verdict=report.verdict.value,
-            metric=report.metric,
-            ci_low=None,
-            ci_high=None,
-            reasons=tuple(report.notes),
-        )
+        yield of_run
     for kernel in report.kernels:
         low, high = kernel.ci or (None, None)
-        yield KeptVerdict(
-            **of_run,  # type: ignore[arg-type]
+        yield replace(
+            of_run,
             kernel_name=kernel.kernel,
             verdict=kernel.verdict.value,
             metric=kernel.metric,
@@ -64,12 +66,8 @@ def verdicts(report: Report, service: str, label: str, now_ns: int, run_id: str)
             n_after=kernel.n_after,
             value_before=kernel.value_before,
             value_after=kernel.value_after,
-            ratio=_finite(kernel.ratio),
-            ci_low=_finite(low),
-            ci_high=_finite(high),
+            ratio=finite(kernel.ratio),
+            ci_low=finite(low),
+            ci_high=finite(high),
             reasons=kernel.reasons,
         )
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

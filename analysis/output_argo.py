@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from kdiff.analysis import output_sentence
 from kdiff.analysis import output_text as text
+from kdiff.analysis.output_json import finite, limits
 from kdiff.analysis.report import EXIT_OK, KernelReport, Report
 from kdiff.analysis.verdict import NOT_COMPARED, Verdict
 from kdiff.queries.printable import printable, shorten
@@ -51,15 +52,14 @@ def document(report: Report) -> dict[str, Any]:
 
 
 def _kernel(kernel: KernelReport) -> dict[str, Any]:
-    low, high = kernel.ci or (None, None)
     return {
         "kernel": shorten(printable(kernel.kernel), _NAME),
         "verdict": kernel.verdict.value,
         "metric": kernel.metric,
         "value_before": kernel.value_before,
         "value_after": kernel.value_after,
-        "ratio": _finite(kernel.ratio),
-        "ci": None if kernel.ci is None else [_finite(low), _finite(high)],
+        "ratio": finite(kernel.ratio),
+        "ci": limits(kernel.ci),
     }
 
 
@@ -67,7 +67,3 @@ def _reasons(report: Report, worst: KernelReport | None) -> list[str]:
     """Why, the run's cause first; each once."""
     told = [*([f"{report.cause}."] if report.cause else []), *(worst.reasons if worst else ()), *report.notes]
     return [shorten(printable(reason), _REASON, 0.9) for reason in dict.fromkeys(told)][:_REASONS]
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -44,8 +44,8 @@ def document(report: Report) -> dict[str, Any]:
         "summary": report.summary(),
         "kernels": [_kernel(kernel) for kernel in report.kernels],
         "rare": [{"kernel": k.kernel, "n_before": k.n_before, "n_after": k.n_after} for k in report.rare],
-        "rare_launches": _number(report.rare_launches),
-        "rare_time": _number(report.rare_time),
+        "rare_launches": finite(report.rare_launches),
+        "rare_time": finite(report.rare_time),
         "notes": list(report.notes),
         "warnings": list(report.warnings),
     }
@@ -64,8 +64,8 @@ def _window(report: WindowReport) -> dict[str, Any]:
         "captured": report.captured,
         "unresolved": report.unresolved,
         "lost": report.lost,
-        "loss": _number(report.loss),
-        "coverage": _number(report.coverage),
+        "loss": finite(report.loss),
+        "coverage": finite(report.coverage),
         "buckets": report.buckets,
         "bucket_ns": report.bucket_ns,
         "device": None if report.device is None else _device(report.device),
@@ -76,14 +76,14 @@ def _device(report: DeviceReport) -> dict[str, Any]:
     return {
         "windows": report.windows,
         "covered_ns": report.covered_ns,
-        "coverage": _number(report.coverage),
+        "coverage": finite(report.coverage),
         "executions": report.executions,
         "uncollected": report.uncollected,
         "dropped": report.dropped,
         "lost": report.lost,
-        "loss": _number(report.loss),
+        "loss": finite(report.loss),
         "clock_error_ns": report.clock_error_ns,
-        "busy": _number(report.busy),
+        "busy": finite(report.busy),
     }
 
 
@@ -98,10 +98,10 @@ def _kernel(kernel: KernelReport) -> dict[str, Any]:
         **_quantiles("after", kernel.quantiles_after),
         "value_before": kernel.value_before,
         "value_after": kernel.value_after,
-        "ratio": _number(kernel.ratio),
-        "ci": _limits(kernel.ci),
-        "p_regressed": _number(kernel.p_regressed),
-        "margin": _number(kernel.margin),
+        "ratio": finite(kernel.ratio),
+        "ci": limits(kernel.ci),
+        "p_regressed": finite(kernel.p_regressed),
+        "margin": finite(kernel.margin),
         "mix_effect": None,
         "reasons": list(kernel.reasons),
         "metrics": {m.metric: _measured(m, judged) for m, judged in _measures(kernel)},
@@ -120,8 +120,8 @@ def _queue(queue: Queue | None) -> dict[str, Any] | None:
         "n": queue.n,
         "p50": queue.p50,
         "p99": queue.p99,
-        "overlap": _number(queue.overlap),
-        "stream_busy": _number(queue.stream_busy),
+        "overlap": finite(queue.overlap),
+        "stream_busy": finite(queue.stream_busy),
     }
 
 
@@ -143,8 +143,8 @@ def _measured(measure: Measured, judged: bool) -> dict[str, Any]:
         "n_after": measure.n_after,
         "value_before": measure.value_before,
         "value_after": measure.value_after,
-        "ratio": _number(measure.ratio),
-        "ci": _limits(measure.ci),
+        "ratio": finite(measure.ratio),
+        "ci": limits(measure.ci),
     }
 
 
@@ -158,13 +158,14 @@ def _calibration(calibration: Calibration) -> dict[str, Any]:
         "decides": calibration.decides,
         "value_before": calibration.value_before,
         "value_after": calibration.value_after,
-        "ratio": _number(calibration.ratio),
-        "ci": _limits(calibration.ci),
+        "ratio": finite(calibration.ratio),
+        "ci": limits(calibration.ci),
     }
 
 
-def _limits(ci: tuple[float, float] | None) -> list[float | None] | None:
-    return None if ci is None else [_number(limit) for limit in ci]
+def limits(ci: tuple[float, float] | None) -> list[float | None] | None:
+    """An interval as JSON has it: an end that is infinite is null."""
+    return None if ci is None else [finite(limit) for limit in ci]
 
 
 def _quantiles(side: str, quantiles: Quantiles | None) -> dict[str, int | None]:
@@ -172,5 +173,6 @@ def _quantiles(side: str, quantiles: Quantiles | None) -> dict[str, int | None]:
     return {f"{name}_{side}": None if quantiles is None else getattr(quantiles, name) for name in names}
 
 
-def _number(value: float | None) -> float | None:
+def finite(value: float | None) -> float | None:
+    """A number as JSON has it: null where it is not known, or infinite."""
     return value if value is not None and math.isfinite(value) else None

@@ -7,7 +7,7 @@ from typing import Final
 
 from kdiff.analysis import output_text as text
 from kdiff.analysis.report import Report, WindowReport
-from kdiff.analysis.window import length_text, utc
+from kdiff.analysis.window import length_text, utc_second
 from kdiff.queries.printable import cells, shorten
 
 MOST_CELLS: Final = 400
@@ -31,4 +31,4 @@ def sentence(report: Report) -> str:
 def _window(report: WindowReport) -> str:
     """To the second: what tells two windows apart in a chat."""
     window = report.window
-    return f"{utc(window.from_ns // 10**9 * 10**9)}/{length_text(window.length_ns)}"
+    return f"{utc_second(window.from_ns)}/{length_text(window.length_ns)}"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final, Literal
 
-from kdiff.analysis.canonical import canonical
-from kdiff.analysis.counts import UNNAMED, Counts, is_graph
+from kdiff.analysis.canonical import canonical, is_kernel
+from kdiff.analysis.counts import Counts, is_graph
 from kdiff.analysis.renames import Entry, PairingError, resolve, show
 
 __all__ = ["Group", "Pair", "Pairing", "PairingError", "pair_kernels", "pairing_reason", "show"]
@@ -149,15 +149,16 @@ def _recompiled(
     all_after: Iterable[str],
 ) -> list[tuple[str, str]]:
     """(old, new) of kernels that are gone and new and share a canonical name with nothing else in either window."""
-    gone = {name for name in before if name not in after and _is_kernel(name)}
-    new = {name for name in after if name not in before and _is_kernel(name)}
+    gone = {name for name in before if name not in after and is_kernel(name)}
+    new = {name for name in after if name not in before and is_kernel(name)}
     if not gone or not new:
         return []
     olds, news = _by_canonical(all_before), _by_canonical(all_after)
     runs = [max(1.0, sum(c.runs for c in window.values())) for window in (before, after)]
     found = []
     for name in sorted(gone):
-        alike, others = olds[canonical(name)], news.get(canonical(name), [])
+        kept = canonical(name)
+        alike, others = olds[kept], news.get(kept, [])
         if len(alike) != 1 or len(others) != 1 or others[0] not in new:
             continue
         shares = sorted((before[name].runs / runs[0], after[others[0]].runs / runs[1]))
@@ -169,13 +170,9 @@ def _recompiled(
 def _by_canonical(names: Iterable[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name in names:
-        if _is_kernel(name):
+        if is_kernel(name):
             found.setdefault(canonical(name), []).append(name)
     return found
-
-
-def _is_kernel(name: str) -> bool:
-    return name != UNNAMED and not is_graph(name)
 
 
 def _group(

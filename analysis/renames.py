@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kdiff.queries.errors import KdiffError
-from kdiff.queries.printable import printable, shorten
+from kdiff.queries.printable import printable, quoted
 
 _WRITE: Final = "write OLD=NEW, or A+B=C for a fusion, each the name of a kernel that ran"
 _LIKE: Final = 256  # characters of a name that is compared with others
@@ -91,7 +91,6 @@ def resolve(texts: Sequence[str], entries: Sequence[Entry], before: Collection[s
     exact: dict[str, str] = {}
     matched: dict[str, str] = {}
     groups: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
-    warnings = []
 
     def take(old: tuple[str, ...], new: tuple[str, ...], place: str) -> bool:
         if not (all(name in before for name in old) and all(name in after for name in new)):
@@ -135,7 +134,7 @@ def resolve(texts: Sequence[str], entries: Sequence[Entry], before: Collection[s
         single = len(entry.old) == len(entry.new) == 1
         if not (single and "*" in entry.old[0] and match(entry.old[0], entry.new[0], entry.place)):
             unused.append(f"{entry.place} was not used: what it names did not run in these windows")
-    warnings += unused[:_TOLD]
+    warnings = unused[:_TOLD]
     if len(unused) > _TOLD:
         warnings.append(f"{len(unused) - _TOLD:,} more entries of map files were not used")
     said = {**matched, **exact}
@@ -170,7 +169,7 @@ def wildcard(pattern: str, name: str) -> tuple[str, ...] | None:
 
 def show(name: str) -> str:
     """A name from outside, fit to print inside a sentence."""
-    return f"'{shorten(printable(name), 80)}'"
+    return quoted(name)
 
 
 def _read(path: str) -> bytes:

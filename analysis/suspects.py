@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final
@@ -16,14 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdiff.analysis.at_once import Side, of_both
-from kdiff.analysis.canonical import family
+from kdiff.analysis.canonical import family, is_kernel
 from kdiff.analysis.columns import column
-from kdiff.analysis.counts import UNNAMED, is_graph
 from kdiff.analysis.evidence import Evidence
 from kdiff.analysis.measure import Plan
 from kdiff.analysis.pairing import Pair, show
 from kdiff.analysis.report import KernelReport
-from kdiff.analysis.verdict import Verdict
+from kdiff.analysis.verdict import RAN_ONLY, Verdict
 from kdiff.queries.printable import printable
 
 MOST_APART: Final = 2.0
@@ -101,13 +100,12 @@ def suspect(
     if not gone or not new or before.hourly or after.hourly:
         return list(rows)
     asked: dict[Side, list[int]] = {"before": gone, "after": new}
-    read = of_both(before, after, lambda e, side: read_sequences(e, plans, side, asked[side], beside))
+    around = of_both(before, after, lambda e, side: read_around(e, plans, side, asked[side], beside))
     rates = [_rates(plans, side, asked[side], ns) for side, ns in zip(sides, recorded_ns, strict=True)]
     found: list[Suspicion] = []
     for _ in range(ROUNDS):
         # A kernel beside one that is suspected may be known by it in turn.
-        known = [_numbers(plans, side, found, beside) for side in sides]
-        places = [read_places(sequences, numbers) for sequences, numbers in zip(read, known, strict=True)]
+        places = [places_of(its, _numbers(plans, side, found, beside)) for side, its in zip(sides, around, strict=True)]
         more = find(gone, new, plans, (places[0], places[1]), (rates[0], rates[1]))
         if {(one.gone, one.new) for one in more} == {(one.gone, one.new) for one in found}:
             break
@@ -191,66 +189,67 @@ def find(
     return chosen
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Sequences:
-    """Calls of a few stretches of a window, in order, in one table a stretch.
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What was met around one kernel in a few stretches of a window, and how often.
 
     Attributes:
-        keys: kernel_key -> index of the kernels that are asked for.
-        tables: of each stretch `key`, `shape` (0: not known), and `follows`, whether a call comes right after the one
-            before it on its thread and stream; all of shape (calls,).
+        previous, following: calls right before and after it on its thread and stream, by kernel_key; its own: _ITSELF.
+        shapes: its grids and blocks, by a hash.
     """
 
-    keys: Mapping[int, int]
-    tables: Sequence[tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.bool_]]]
+    previous: Counter[int] = field(default_factory=Counter)
+    following: Counter[int] = field(default_factory=Counter)
+    shapes: Counter[int] = field(default_factory=Counter)
 
 
-def read_sequences(
+def read_around(
     evidence: Evidence, plans: Sequence[Plan], side: Side, asked: Sequence[int], beside: Sequence[Pair]
-) -> list[Sequences]:
-    """What is launched, or runs, around the `asked` plans in one window; `beside` is all that is.
+) -> dict[int, Around]:
+    """What is launched, or runs, around the `asked` plans in one window, by index; `beside` is all that is.
 
     The launches of a thread and stream, or, of kernels that are not launched by themselves, executions on a stream.
-    Raises StoreError.
+    Those that were not met are left out. Raises StoreError.
     """
     launched = [i for i in asked if getattr(plans[i].pair, side).launches]
     others = [i for i in asked if not getattr(plans[i].pair, side).launches]
-    found = []
+    found: dict[int, Around] = {}
     for query, indices in (("sequence_launches", launched), ("sequence_executions", others)):
         if indices:
             counts = [getattr(pair, side) for pair in beside]
             rows = sum(c.launches if query == "sequence_launches" else c.executions for c in counts)
             keys = {key: i for i in indices for key in getattr(plans[i].pair, side).keys}
-            found.append(Sequences(keys, _tables(evidence, query, rows)))
+            for table in _tables(evidence, query, rows):
+                _count(found, keys, *table)
     return found
 
 
-def read_places(sequences: Sequence[Sequences], numbers: Mapping[int, int]) -> dict[int, Place]:
-    """By index, the places of the kernels that are asked for; those that were not met are left out.
+def places_of(around: Mapping[int, Around], numbers: Mapping[int, int]) -> dict[int, Place]:
+    """By index, the places of kernels; `numbers` (kernel_key -> number): kernels of one number are one to both windows.
 
-    `numbers` (kernel_key -> number): kernels of one number are one to both windows.
+    What has none only one window has: _UNPAIRED. Beside a kernel that was renamed may stand another that was; where one
+    of two is fused, only one window has that.
     """
-    counted: dict[int, tuple[Counter[int], Counter[int], Counter[int]]] = {}
-    for one in sequences:
-        for key, shape, follows in one.tables:
-            for row in np.flatnonzero(np.isin(key, np.array(sorted(one.keys), np.uint64))).tolist():
-                counters = counted.setdefault(one.keys[int(key[row])], (Counter(), Counter(), Counter()))
-                if follows[row]:
-                    _count(counters[0], key, row, row - 1, numbers)
-                if row + 1 < key.size and follows[row + 1]:
-                    _count(counters[1], key, row, row + 1, numbers)
-                if shape[row]:
-                    counters[2][int(shape[row])] += 1
-    return {index: Place(*map(_shares, counters)) for index, counters in counted.items()}
+
+    def numbered(calls: Counter[int]) -> dict[int, float]:
+        counter: Counter[int] = Counter()
+        for key, count in calls.items():
+            counter[_ITSELF if key == _ITSELF else numbers.get(key, _UNPAIRED)] += count
+        return _shares(counter)
+
+    return {i: Place(numbered(its.previous), numbered(its.following), _shares(its.shapes)) for i, its in around.items()}
 
 
 def _tables(
     evidence: Evidence, query: str, rows: int
-) -> list[tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.bool_]]]:
-    """CHUNKS stretches that begin at equal distances, of about CHUNK_ROWS of the window's `rows` each, never more."""
+) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.bool_]]]:
+    """CHUNKS stretches that begin at equal distances, of about CHUNK_ROWS of the window's `rows` each, never more.
+
+    Of each, in order, `key`, `shape` (0: not known), and `follows`, whether a call comes right after the one before it
+    on its thread and stream; all of shape (calls,).
+    """
     window = evidence.window
     width = max(1, min(window.length_ns // CHUNKS, window.length_ns * CHUNK_ROWS // max(1, rows)))
-    tables = []
     for chunk in range(CHUNKS):
         start = window.from_ns + window.length_ns * chunk // CHUNKS
         table = evidence.query(query, {"from_ns": start, "to_ns": start + width, "most": CHUNK_ROWS})
@@ -259,16 +258,28 @@ def _tables(
         order = np.lexsort((at, lane))
         lane = lane[order]
         follows = np.concatenate([np.zeros(1, np.bool_), lane[1:] == lane[:-1]])[: lane.size]
-        tables.append((key[order], shape[order], follows))
-    return tables
+        yield key[order], shape[order], follows
 
 
-def _count(counter: Counter[int], key: NDArray[np.uint64], row: int, beside: int, numbers: Mapping[int, int]) -> None:
-    """Counts what stands beside a row: _ITSELF, or, of kernels that only one window has, _UNPAIRED.
-
-    Beside a kernel that was renamed may stand another that was. Where one of two is fused, only one window has that.
-    """
-    counter[_ITSELF if key[beside] == key[row] else numbers.get(int(key[beside]), _UNPAIRED)] += 1
+def _count(
+    found: dict[int, Around],
+    keys: Mapping[int, int],
+    key: NDArray[np.uint64],
+    shape: NDArray[np.uint64],
+    follows: NDArray[np.bool_],
+) -> None:
+    """Adds what stands around the kernels of `keys` (kernel_key -> index) in one table, see _tables."""
+    for row in np.flatnonzero(np.isin(key, np.array(sorted(keys), np.uint64))).tolist():
+        its = int(key[row])
+        around = found.setdefault(keys[its], Around())
+        if follows[row]:
+            before = int(key[row - 1])
+            around.previous[_ITSELF if before == its else before] += 1
+        if row + 1 < key.size and follows[row + 1]:
+            after = int(key[row + 1])
+            around.following[_ITSELF if after == its else after] += 1
+        if shape[row]:
+            around.shapes[int(shape[row])] += 1
 
 
 def _numbers(plans: Sequence[Plan], side: Side, found: Sequence[Suspicion], beside: Sequence[Pair]) -> dict[int, int]:
@@ -314,7 +325,7 @@ def _unpaired(plans: Sequence[Plan], rows: Sequence[KernelReport], verdict: Verd
     found = [
         i
         for i, (plan, row) in enumerate(zip(plans, rows, strict=True))
-        if row.verdict is verdict and not is_graph(plan.pair.kernel) and plan.pair.kernel != UNNAMED
+        if row.verdict is verdict and is_kernel(plan.pair.kernel)
     ]
     found.sort(key=lambda i: (-(plans[i].pair.before.runs + plans[i].pair.after.runs), plans[i].pair.kernel))
     return found[:MOST_KERNELS]
@@ -350,7 +361,7 @@ def _row(
         quantiles_before=gone.quantiles_before if alike else None,
         value_before=gone.value_before if alike else None,
         queue_before=gone.queue_before,
-        reasons=(reason, *(r for r in new.reasons if not r.startswith("The kernel ran only"))),
+        reasons=(reason, *(r for r in new.reasons if not r.startswith(RAN_ONLY))),
     )
 
 

@@ -23,7 +23,7 @@ from zoneinfo import ZoneInfo
 
 from kdiff.analysis.window import NS, Window, length_text, utc_short
 from kdiff.queries.errors import KdiffError
-from kdiff.queries.printable import printable, shorten
+from kdiff.queries.printable import quoted
 
 Side = Literal["before", "after"]
 
@@ -79,7 +79,7 @@ def parse(
     if not text.strip():
         raise SpecError(f"{option} is empty: {_FORMS}")
     if text.startswith("@"):
-        raise SpecError(f"{option}: there is no mark named {_quote(text[1:])} in the store: give a time instead")
+        raise SpecError(f"{option}: there is no mark named {quoted(text[1:])} in the store: give a time instead")
     if text.startswith((".", "/", "~")):
         return _directory(text, option, is_directory)
     try:
@@ -87,10 +87,10 @@ def parse(
     except _NotATimeError:
         return _directory(text, option, is_directory)
     except SpecError as error:
-        raise SpecError(f"{option} {_quote(text)}: {error}") from error
+        raise SpecError(f"{option} {quoted(text)}: {error}") from error
     if window.from_ns >= now_ns:
         raise SpecError(
-            f"{option} {_quote(text)}: the window starts at {utc_short(window.from_ns)}, in the future "
+            f"{option} {quoted(text)}: the window starts at {utc_short(window.from_ns)}, in the future "
             f"(it is {utc_short(now_ns)}): wait, or name an earlier time"
         )
     return window
@@ -107,11 +107,11 @@ def parse_length(text: str) -> int:
         total += Decimal(part[1]) * _UNIT_NS[part[2]]
         position = part.end()
     if not text or position < len(text):
-        raise SpecError(f"{_quote(text)} is not a length of time: write 90s, 15m, 1h30m or 2d")
+        raise SpecError(f"{quoted(text)} is not a length of time: write 90s, 15m, 1h30m or 2d")
     if total < 1:
-        raise SpecError(f"the length {_quote(text)} is empty: give at least 1ns")
+        raise SpecError(f"the length {quoted(text)} is empty: give at least 1ns")
     if total > _MAX_LENGTH_NS:
-        raise SpecError(f"the length {_quote(text)} is over a century: give a shorter one")
+        raise SpecError(f"the length {quoted(text)} is over a century: give a shorter one")
     return int(total)
 
 
@@ -123,14 +123,14 @@ def parse_instant(text: str, now_ns: int) -> int:
         return now_ns
     if relative is not None:
         if relative[0] not in "+-":
-            raise _NotATimeError(f"{_quote(text)} is not a time: write now, now-30m or -30m")
+            raise _NotATimeError(f"{quoted(text)} is not a time: write now, now-30m or -30m")
         shift = parse_length(relative[1:].strip())
         return _bounded(now_ns + shift if relative[0] == "+" else now_ns - shift, text)
     if _UNIX.fullmatch(text):
         return _unix(text)
     match = _DATE.fullmatch(text)
     if match is None:
-        raise _NotATimeError(f"{_quote(text)} is not a time: write 2026-11-27T10:00, -2h, now or a Unix time")
+        raise _NotATimeError(f"{quoted(text)} is not a time: write 2026-11-27T10:00, -2h, now or a Unix time")
     return _calendar(match, text)
 
 
@@ -195,7 +195,7 @@ def _directory(text: str, option: str, is_directory: Callable[[str], bool]) -> P
         path = Path(text).expanduser() if text.startswith("~") else Path(text)
         if is_directory(str(path)):
             return path
-    raise SpecError(f"{option} {_quote(text)} is neither a time nor a capture directory: {_FORMS}")
+    raise SpecError(f"{option} {quoted(text)} is neither a time nor a capture directory: {_FORMS}")
 
 
 def _unix(text: str) -> int:
@@ -211,14 +211,14 @@ def _calendar(match: re.Match[str], text: str) -> int:
     try:
         local = datetime(**fields)  # type: ignore[arg-type]
     except ValueError as error:
-        raise SpecError(f"{_quote(text)} is not in the calendar ({error}): correct it") from error
+        raise SpecError(f"{quoted(text)} is not in the calendar ({error}): correct it") from error
     offset = _offset(match["offset"], text)
     zone = None if match["zone"] is None else _zone(match["zone"])
     try:
         moment = _place(local, offset, zone, match["zone"] or "")
         since = moment - _EPOCH
     except OverflowError as error:
-        raise SpecError(f"{_quote(text)} is outside the calendar: correct it") from error
+        raise SpecError(f"{quoted(text)} is outside the calendar: correct it") from error
     fraction = int((match["fraction"] or "").ljust(9, "0"))
     return _bounded((since.days * 86_400 + since.seconds) * NS + fraction, text)
 
@@ -252,7 +252,7 @@ def _offset(text: str | None, whole: str) -> timezone | None:
         return UTC
     hours, minutes = int(text[1:3]), int(text[-2:]) if len(text) > 3 else 0
     if hours > 14 or minutes > 59:
-        raise SpecError(f"{_quote(whole)} has the offset {text}, which no clock has: write it as +01:00")
+        raise SpecError(f"{quoted(whole)} has the offset {text}, which no clock has: write it as +01:00")
     shift = timedelta(hours=hours, minutes=minutes)
     return timezone(-shift if text[0] == "-" else shift)
 
@@ -262,14 +262,10 @@ def _zone(name: str) -> ZoneInfo:
         # The name is a path below the zone files: a folder, or nothing, is an OSError, ValueError or KeyError.
         with suppress(ValueError, KeyError, OSError):
             return ZoneInfo(name)
-    raise SpecError(f"there is no time zone {_quote(name)}: write one as [Europe/Berlin], or +01:00")
+    raise SpecError(f"there is no time zone {quoted(name)}: write one as [Europe/Berlin], or +01:00")
 
 
 def _bounded(time_ns: int, text: str) -> int:
     if not 0 <= time_ns < _LIMIT_NS:
-        raise SpecError(f"{_quote(text)} is outside the years 1970 to 2262: correct it")
+        raise SpecError(f"{quoted(text)} is outside the years 1970 to 2262: correct it")
     return time_ns
-
-
-def _quote(text: str) -> str:
-    return f"'{shorten(printable(text), 80)}'"

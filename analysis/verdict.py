@@ -29,6 +29,8 @@ MIN_BUCKETS = 30
 """Buckets with launches that a window must have for its autocorrelation to be estimated."""
 MIN_EVEN_BUCKETS = 20.0
 """The same when unequal buckets count for less: (sum n_t)^2 / sum n_t^2."""
+RAN_ONLY = "The kernel ran only in"
+"""How the reason of NEW and of GONE begins."""
 QUANTA = 2
 """Ticks of the timer that no verdict may rest on: each end of an execution is read to a tick."""
 _FAR = 1000.0
@@ -317,9 +319,9 @@ def _one_sided(before: Sample | None, after: Sample | None, policy: Policy) -> J
     if b is None and a is None:
         verdict, reason = Verdict.NOT_ENOUGH_DATA, "The kernel ran in neither window."
     elif b is None:
-        verdict, reason = Verdict.NEW, "The kernel ran only in the after window."
+        verdict, reason = Verdict.NEW, f"{RAN_ONLY} the after window."
     else:
-        verdict, reason = Verdict.GONE, "The kernel ran only in the before window."
+        verdict, reason = Verdict.GONE, f"{RAN_ONLY} the before window."
     return Judgement(
         verdict=verdict,
         n_before=b.n if b else 0,

@@ -98,6 +98,11 @@ def utc(time_ns: int) -> str:
     return f"{text}.{rest:09d}".rstrip("0") + "Z" if rest else f"{text}Z"
 
 
+def utc_second(time_ns: int) -> str:
+    """The same to the second: what tells two windows, or two verdicts, apart."""
+    return utc(time_ns // NS * NS)
+
+
 def utc_short(time_ns: int) -> str:
     """The same to the millisecond, for people."""
     return utc(time_ns // 1_000_000 * 1_000_000)

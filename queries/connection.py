@@ -57,6 +57,15 @@ def connect(
     raise failure or StoreError(f"{address} names no host")
 
 
+def known_settings(client: Any, wanted: Mapping[str, object]) -> dict[str, object]:
+    """The settings of an insert, as far as the server knows them: one that is older lacks some."""
+    return {
+        name: value
+        for name, value in wanted.items()
+        if name in client.server_settings or name in client.valid_transport_settings
+    }
+
+
 def _client(
     address: Address,
     host: str,

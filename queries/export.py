@@ -49,6 +49,27 @@ class Slice:
     rows: int
 
 
+class Segments:
+    """Writes the segments of a capture that is being made.
+
+    They are named as a recording names its own: shipping relies on it that no other is called the same.
+    """
+
+    def __init__(self, root: Path, maker: str) -> None:
+        self.counts: dict[str, int] = {}
+        """Rows by table."""
+        self._root = root
+        self._prefix = f"{maker}-{secrets.token_hex(4)}-{time.time_ns()}"
+
+    def write(self, table: str, number: int, rows: pa.Table) -> None:
+        """Writes the segment `number` of `table`; `rows` are in its schema, as `required` makes it. Raises OSError."""
+        folder = self._root / table
+        folder.mkdir(exist_ok=True)
+        batches = rows.combine_chunks().to_batches()
+        write_batches(folder / f"{self._prefix}-{number:08d}.parquet", rows.schema, batches)
+        self.counts[table] = self.counts.get(table, 0) + rows.num_rows
+
+
 def slices(store: Store, from_ns: int, to_ns: int, service: str) -> list[Slice]:
     """The window cut so that no piece has over MAX_ROWS rows, unless they are of one nanosecond. Raises StoreError."""
     found: list[Slice] = []
@@ -74,25 +95,18 @@ def write_capture(
     `pieces` are those that `slices` found. Raises StoreError; then there is nothing at `root`.
     """
     small = [Slice(table, *window, rows=0) for table in TABLES if table not in _LARGE]
-    counts: dict[str, int] = {}
-    # As a recording names segments: shipping relies on it that no other is called the same.
-    prefix = f"export-{secrets.token_hex(4)}-{time.time_ns()}"
     with appearing(root) as beside:
+        segments = Segments(beside, "export")
         for number, piece in enumerate((*pieces, *small)):
             params: Params = {"from_ns": piece.from_ns, "to_ns": piece.to_ns, "service": service}
             rows = store.query(f"rows_{piece.table}", params)
             if not rows.num_rows:
                 continue
-            schema = required(TABLES[piece.table])
-            folder = beside / piece.table
-            folder.mkdir(exist_ok=True)
-            batches = _in_schema(rows, schema).combine_chunks().to_batches()
-            write_batches(folder / f"{prefix}-{number:08d}.parquet", schema, batches)
-            counts[piece.table] = counts.get(piece.table, 0) + rows.num_rows
+            segments.write(piece.table, number, _in_schema(rows, required(TABLES[piece.table])))
             advance(rows.num_rows)
-        if not counts:
+        if not segments.counts:
             raise StoreError(f"{store.name} holds nothing of that window: choose another")
-    return counts
+    return segments.counts
 
 
 def require_free(root: Path) -> None:

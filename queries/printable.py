@@ -36,6 +36,11 @@ def shorten(text: str, width: int, head_share: float = 0.4) -> str:
     return f"{head}…{tail}"
 
 
+def quoted(text: str) -> str:
+    """What a user gave, fit to print in a sentence: printable, in quotes, at most 80 cells of it."""
+    return f"'{shorten(printable(text), 80)}'"
+
+
 def _head(text: str, width: int) -> str:
     taken = 0
     for i, c in enumerate(text):

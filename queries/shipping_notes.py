@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
+
+from kdiff.queries.locks import open_regular
 
 NOTES: Final = ".shipped"
 """The file in the capture's directory. A note is a line: a mark, table/segment, a space and which server."""
@@ -58,11 +59,7 @@ def line(mark: str, key: str, server: str) -> str:
 
 def open_notes(root: Path, flags: int) -> int:
     """A descriptor of the notes. Raises OSError, also where they are a link or no file: a capture may be hostile."""
-    fd = os.open(root / NOTES, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(f"{NOTES} is not a file")
-    return fd
+    return open_regular(root / NOTES, flags)
 
 
 def _lines(root: Path) -> list[str]:

@@ -10,7 +10,6 @@ import contextlib
 import heapq
 import json
 import os
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,8 +18,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from kdiff.queries.address import Address, is_address
+from kdiff.queries.connection import known_settings
 from kdiff.queries.errors import StoreError
-from kdiff.queries.locks import lock
+from kdiff.queries.locks import lock, open_regular
 from kdiff.queries.printable import printable
 from kdiff.queries.server import ServerStore, explained, open_client
 from kdiff.queries.store import CaptureStore, Params, Store, capture_path
@@ -187,9 +187,7 @@ class ServerLog:
             return
         rows = [[list(v) if isinstance(v, tuple) else v for v in asdict(verdict).values()] for verdict in run]
         with open_client(self.address) as client, explained(self.address):
-            wanted = {**_INSERT, "insert_deduplication_token": run[0].run_id}
-            known = {*client.server_settings, *client.valid_transport_settings}
-            settings = {name: value for name, value in wanted.items() if name in known}
+            settings = known_settings(client, {**_INSERT, "insert_deduplication_token": run[0].run_id})
             client.insert(_TABLE, rows, list(COLUMNS), settings=settings)
 
     def read(self, wanted: Wanted) -> Found:
@@ -244,7 +242,7 @@ class _locked:  # noqa: N801  # reads as a statement: with _locked(root) as file
     def __enter__(self) -> _locked:
         until = time.monotonic() + _PATIENCE_S
         while True:
-            self.fd = _open(self.root / FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+            self.fd = open_regular(self.root / FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT)
             try:
                 self._lock(until)
                 if self._is_current():
@@ -273,15 +271,6 @@ class _locked:  # noqa: N801  # reads as a statement: with _locked(root) as file
             return False
 
 
-def _open(path: Path, flags: int) -> int:
-    """A regular file, never through a link: the directory may be another user's. Raises OSError."""
-    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(0, "not a regular file")
-    return fd
-
-
 def _write(fd: int, data: bytes) -> None:
     left = memoryview(data)
     while left:
@@ -291,7 +280,7 @@ def _write(fd: int, data: bytes) -> None:
 def _read(path: Path, wanted: Wanted, warnings: list[str]) -> Iterator[KeptVerdict]:
     shown = printable(str(path))
     try:
-        fd = _open(path, os.O_RDONLY)
+        fd = open_regular(path, os.O_RDONLY)
     except FileNotFoundError:
         return
     except OSError as error:

@@ -175,7 +175,7 @@ def accuracy(bench: Bench, quick: bool) -> None:
     agent = bench.record("accuracy", "--pid", process.pid, "--duration", 60, "--device-time", "on")
     end(process)
     agent.wait()
-    from kdiff.agent.demangle import demangle
+    from kdiff.queries.kernel_names import demangle
 
     rows = bench.rows("accuracy", "kernel_executions")
     windows = bench.rows("accuracy", "device_windows")
@@ -314,7 +314,7 @@ def counts(bench: Bench, quick: bool) -> None:
     results = {process.pid: end(process)["counts"][0] for process in loads}
     agent.terminate()
     agent.communicate()
-    from kdiff.agent.demangle import demangle
+    from kdiff.queries.kernel_names import demangle
 
     rows = bench.rows("counts", "cuda_events")
     for pid, (begin, over, launches, graphs) in results.items():

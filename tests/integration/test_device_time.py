@@ -15,8 +15,8 @@ import pandas as pd
 import pytest
 from recording import Recording, agent_command, by_thread, host_environment, record
 
-from kdiff.agent.demangle import demangle
 from kdiff.probes.device_library import library
+from kdiff.queries.kernel_names import demangle
 from standins.standins import KIND_LAUNCH, Records, Truth, Workload, build, cupti_ns, load_calls, load_truth, workload
 
 pytestmark = pytest.mark.ebpf

@@ -18,13 +18,13 @@ import pytest
 from numpy.typing import NDArray
 
 import captures
-from kdiff.agent.demangle import demangle
 from kdiff.agent.names import Kernel
 from kdiff.agent.pairing import Pairing
 from kdiff.agent.rows import Owner, RowMaker
 from kdiff.agent.service_names import Services
 from kdiff.probes.points import POINTS
 from kdiff.probes.wire import EVENT, Kind, Sync
+from kdiff.queries.kernel_names import demangle
 from kdiff.queries.printable import cells
 
 DATA: Final = Path(__file__).parents[1] / "data" / "h200-serving"

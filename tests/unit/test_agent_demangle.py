@@ -1,4 +1,4 @@
-"""kdiff.agent.demangle against names whose C++ is known."""
+"""kdiff.queries.kernel_names.demangle against names whose C++ is known."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdiff.agent.demangle import demangle
 from kdiff.queries import kernel_names as module
+from kdiff.queries.kernel_names import demangle
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,8 @@ def test_a_client_that_goes_away_ends_its_verdict(start: Start, tmp_path: Path) 
     until(lambda: not gate.gate._slots.locked())
     until(lambda: not Path(f"/proc/{mark.read_text()}").exists())
     until(lambda: any("status=499" in line for line in gate.log))
+    asked = 'level=info client=127.0.0.1 method=GET path="/verdict" status=499'
+    assert [line.partition(" seconds=")[0] for line in gate.log] == [asked]
 
 
 def test_slow_clients_hold_nobody_up(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

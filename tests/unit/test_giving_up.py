@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import shipped
+from disks import mounted
 from fake_store import OTHER_URL, URL, FakeStore, stores
 
 import captures
@@ -426,12 +427,8 @@ def test_a_hostile_log_is_none(root: Path, tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Of 3 MB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if os.geteuid() != 0 or os.system(f"mount -t tmpfs -o size=3m none {disk} 2>/dev/null") != 0:
-        pytest.skip("nothing may be mounted here")
-    yield disk
-    os.system(f"umount -l {disk}")
+    with mounted(tmp_path / "disk", "3m") as disk:
+        yield disk
 
 
 @pytest.mark.parametrize("step", [20, 50, 70, 90, 110, 130, 150, 10_000])

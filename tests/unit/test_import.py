@@ -193,7 +193,13 @@ def test_csv_of_nsys_in_its_units(tmp_path: Path) -> None:
     path = traces.csv_nsys(tmp_path / "trace.csv", kernels, notice)
     import_traces([(path, "csv")], tmp_path / "out", "svc", BASE + 10_000, lambda *_: quiet())
     wanted = executions(kernels, "imported", device, pid=1, dynamic_shared=lambda k: round(k.dynamic_shared, -3))
-    same(rows(tmp_path / "out", "kernel_executions"), wanted)
+    found = rows(tmp_path / "out", "kernel_executions")
+    assert [(row["timestamp_ns"] - BASE, row["duration_ns"], row["static_shared"]) for row in found] == [
+        (10_000, 2_656, 33_000),
+        (20_001, 32, 33_000),
+        (20_100, 2_688, 33_000),
+    ]
+    same(found, wanted)
 
 
 @pytest.mark.parametrize(

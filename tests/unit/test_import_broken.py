@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 import traces
 from command_line import Result, Run, kdiff
+from disks import mounted
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from traces import BASE, Kernel, numbered
@@ -351,12 +352,8 @@ def test_one_that_is_being_made_is_held(tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Of 200 kB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if os.geteuid() != 0 or os.system(f"mount -t tmpfs -o size=200k none {disk} 2>/dev/null") != 0:
-        pytest.skip("nothing may be mounted here")
-    yield disk
-    os.system(f"umount -l {disk}")
+    with mounted(tmp_path / "disk", "200k") as disk:
+        yield disk
 
 
 def test_a_full_disk(run: Run, tmp_path: Path, small_disk: Path) -> None:
@@ -372,7 +369,7 @@ def test_what_is_ended_halfway_is_no_capture(tmp_path: Path, number: signal.Sign
     pipe_like = tmp_path / "t.json"
     traces.kineto(pipe_like, MANY)
     program = (
-        "import sys, time, kdiff.analysis.import_capture as c; w = c.write_batches; "
+        "import sys, time, kdiff.queries.export as c; w = c.write_batches; "
         "c.write_batches = lambda *a: (w(*a), print('written', flush=True), time.sleep(60)); "
         "from kdiff.analysis.cli import main; main()"
     )
