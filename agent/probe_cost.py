@@ -114,8 +114,8 @@ def _used_ns(path: str, count: int, function: int) -> float:
     finally:
         hanging.cancel()
         if child.returncode is None:
+            child.kill()  # before its input ends, which is an end of its own
             child.stdin.close()
-            child.kill()
             child.wait()
     if child.returncode:  # a return probe under a seccomp filter, say
         raise ValueError(f"it ended with {child.returncode}")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from kdiff.analysis.window import MINUTE_NS, NS, Window
 from kdiff.queries.segments_write import layout, required
-from kdiff.queries.tables import TABLES
+from kdiff.queries.tables import NULLABLE, TABLES
 
 KERNELS: Final = 300
 SHAPES: Final = 50
@@ -93,7 +93,7 @@ class Load:
         where = {
             "service": _pick(np.zeros(n), ["serving"]), "host": _pick(np.full(n, host), _hosts()),
             "gpu_uuid": _pick(np.full(n, host), [f"GPU-{h:08x}-aaaa-bbbb-cccc-0123456789ab" for h in range(HOSTS)]),
-            "pid": np.full(n, 4_000 + host), "container_id": _pick(np.zeros(n), [""]),
+            "pid": np.full(n, 4_000 + host), "container_id": _pick(np.zeros(n), [""]), **_clock(n, host),
         }  # fmt: skip
         launch = ~sync
         tid = rng.integers(0, 2, n)
@@ -154,20 +154,26 @@ class Load:
             "container_id": _pick(zeros, [""]),
             "executions": np.bincount((timed - begin) // PERIOD, minlength=count), "uncollected": zeros,
             "dropped": zeros, "lost": zeros, "clock_error_ns": zeros + 200, "inside_ns": zeros + 100_000,
-            "ended": _pick(zeros, ["duration"]), "skipped": zeros,
+            "ended": _pick(zeros, ["duration"]), "skipped": zeros, **_clock(count, host),
         }  # fmt: skip
         _write(root, "device_windows", name, windows, count)
         health = {key: column[:1] for key, column in place.items()} | {
             "from_ns": [begin], "to_ns": [begin + length], "layer": _pick(zeros[:1], ["both"]), "events": [events],
             **{f"lost_{what}": [0] for what in ("launches", "syncs", "other")},
             "drain_lag_ns": [0], "unresolved_launches": [0],
-            "agent_cpu_ns": [events * 800], "attached_probes": [12],
+            "agent_cpu_ns": [events * 800], "attached_probes": [12], **_clock(1, host),
+            "clock_set_ns": [0], "slept_ns": [0],
         }  # fmt: skip
         _write(root, "agent_health", name, health, 1)
 
 
 def _hosts() -> list[str]:
     return [f"gpu-host-{h}" for h in range(HOSTS)]
+
+
+def _clock(rows: int, host: int) -> dict[str, Any]:
+    boots = [f"{h:08x}-1111-2222-3333-444455556666" for h in range(HOSTS)]
+    return {"boot_id": _pick(np.full(rows, host), boots), "clock_offset_ns": np.full(rows, T0 - 1_000_000 * (1 + host))}
 
 
 def _ids(kernel: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -185,7 +191,7 @@ def _write(
     schema = required(TABLES[table])
     arrays = []
     for column in schema:
-        values = columns[column.name]
+        values = pa.nulls(rows, column.type) if column.name in NULLABLE else columns[column.name]
         if not isinstance(values, (pa.Array, pa.ChunkedArray)):
             values = pa.array(np.asarray(values).astype(column.type.to_pandas_dtype()))
         assert len(values) == rows, column.name
