@@ -8,17 +8,17 @@ from typing import Any, Final, Literal
 
 from kdiff.analysis import recorded
 from kdiff.analysis.at_once import Ask, Side, ahead, of_both
-from kdiff.analysis.calibration import Excess, read_excess
+from kdiff.analysis.calibration import read_excess
 from kdiff.analysis.configuration import explain_launches
 from kdiff.analysis.counts import Counts, Recording, is_graph
 from kdiff.analysis.evidence import Evidence, holdings
 from kdiff.analysis.groups import as_group, plan_groups, read_groups
-from kdiff.analysis.interval import Sample, tail_estimate
-from kdiff.analysis.measure import NO_DEVICE_TIME, MetricChoice, Plan, by_its_kernels, choose, gather, unlike
-from kdiff.analysis.pairing import pair_kernels, pairing_reason
+from kdiff.analysis.judging import judge_all
+from kdiff.analysis.kernel_rows import calibrated, kernel_row
+from kdiff.analysis.measure import MetricChoice, Plan, by_its_kernels, choose, gather, unlike
+from kdiff.analysis.pairing import pair_kernels
 from kdiff.analysis.queueing import activity, add_queue
 from kdiff.analysis.rare import Exposure, find_rare
-from kdiff.analysis.reasons import calibration_reason, calibration_report
 from kdiff.analysis.renames import Entry
 from kdiff.analysis.report import (
     EXIT_OK,
@@ -31,19 +31,15 @@ from kdiff.analysis.report import (
 from kdiff.analysis.scheduling import explain_waits
 from kdiff.analysis.side_by_side import other_measures, others
 from kdiff.analysis.suspects import suspect, unchosen, unpaired_cause
-from kdiff.analysis.verdict import NOT_COMPARED, Judgement, Policy, Verdict, judge_all, overall, values_needed
+from kdiff.analysis.verdict import NOT_COMPARED, UNDECIDED, Policy, Verdict, overall, values_needed
 from kdiff.queries.errors import KdiffError
-
-MIN_ISOLATED_SHARE: Final = 0.1
-"""Isolated launches that are a smaller share of a kernel's launches do not speak for the kernel."""
 
 _ORDER: Final = {
     verdict: place
     for place, verdict in enumerate(
         (
             Verdict.REGRESSED,
-            Verdict.INCONCLUSIVE,
-            Verdict.NOT_ENOUGH_DATA,
+            *UNDECIDED,
             Verdict.RENAME_SUSPECTED,
             Verdict.NEW,
             Verdict.GONE,
@@ -90,14 +86,6 @@ class Options:
     unpaired: Literal["undecided", "ignore"] = "undecided"
     all_metrics: bool = False
     one_gpu_model: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Doubt:
-    """What makes a kernel's numbers doubtful: no verdict but INCONCLUSIVE, or only no PASS."""
-
-    reason: str
-    bars_pass_only: bool
 
 
 def compare(before: Evidence, after: Evidence, options: Options) -> Report:
@@ -151,9 +139,9 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
     of_calls = recorded.calls_gone(sides) if outside else []
     rows = []
     for index, plan in enumerate(plans):
-        row = _row(plan, judgements[index], options)
+        row = kernel_row(plan, judgements[index], options.max_loss)
         if index in excesses:
-            row = _calibrated(row, samples[index], excesses[index], index in deciding, options.policy)
+            row = calibrated(row, samples[index], excesses[index], index in deciding, options.policy)
         if index in groups:
             row = as_group(row, groups[index], totals.get(index))
         if row.verdict is Verdict.NOT_ENOUGH_DATA and plan.metric == "device":
@@ -209,94 +197,6 @@ def _count_all(evidence: Evidence, _side: Side) -> tuple[dict[str, Counts], Reco
     found = evidence.census(), evidence.recording()
     gone = 0 if evidence.rolled else evidence.missing_rows
     return *found, gone, 0 if gone else evidence.missing_rollups
-
-
-def _row(plan: Plan, judgement: Judgement, options: Options) -> KernelReport:
-    pair, verdict = plan.pair, judgement.verdict
-    reasons = list(judgement.reasons)
-    one_sided = not plan.in_both
-    if one_sided:
-        # Presence is decided by launches, not by what happens to have a value.
-        verdict = Verdict.NEW if pair.in_after else Verdict.GONE
-        reasons = [f"The kernel ran only in the {'after' if pair.in_after else 'before'} window."]
-    elif plan.why:
-        verdict, reasons = Verdict.INCONCLUSIVE, [plan.why]
-    elif verdict in (Verdict.NEW, Verdict.GONE):
-        verdict, reasons = Verdict.NOT_ENOUGH_DATA, ["It ran in both windows, but only one has times for it."]
-    if not one_sided:
-        for doubt in _doubts(plan, options):
-            if not doubt.bars_pass_only or verdict in (Verdict.PASS, Verdict.IMPROVED):
-                verdict = Verdict.INCONCLUSIVE
-            reasons.append(doubt.reason)
-    reasons = [*pairing_reason(pair), *reasons, *_left_out(plan)]
-    return KernelReport(
-        kernel=pair.kernel,
-        verdict=verdict,
-        metric=plan.metric or "none",
-        n_before=judgement.n_before if plan.metric else pair.before.ran,
-        n_after=judgement.n_after if plan.metric else pair.after.ran,
-        quantiles_before=judgement.quantiles_before,
-        quantiles_after=judgement.quantiles_after,
-        value_before=judgement.value_before,
-        value_after=judgement.value_after,
-        ratio=judgement.ratio,
-        ci=judgement.ci,
-        p_regressed=judgement.p_regressed,
-        margin=judgement.margin,
-        reasons=tuple(reasons),
-        isolated=plan.isolated,
-        before_names=pair.old,
-        paired_by=pair.by,
-    )
-
-
-def _calibrated(
-    row: KernelReport, samples: tuple[Sample | None, Sample | None], excess: Excess, decides: bool, policy: Policy
-) -> KernelReport:
-    """The row with what its bound says of the device."""
-    before, after = samples
-    if before is None or after is None:
-        return row
-    estimates = tail_estimate(before, policy.quantile), tail_estimate(after, policy.quantile)
-    calibration = calibration_report(*estimates, excess, decides, policy.alpha_pass)
-    reason = calibration_reason(calibration, policy.quantile)
-    return replace(row, calibration=calibration, reasons=(reason, *row.reasons))
-
-
-def _doubts(plan: Plan, options: Options) -> list[_Doubt]:
-    pair = plan.pair
-    doubts = []
-    for side, counts in (("before", pair.before), ("after", pair.after)):
-        where = f"of the launches in the {side} window"
-        unresolved = _share(counts.unresolved, counts.launches)
-        if unresolved > options.max_loss:
-            doubts.append(_Doubt(f"The name is not certain for {unresolved:.1%} {where}.", bars_pass_only=False))
-        failed = _share(counts.failed, counts.launches)
-        if failed > options.max_loss:
-            doubts.append(_Doubt(f"{failed:.1%} {where} failed and have no time.", bars_pass_only=True))
-        if plan.metric and plan.isolated and counts.isolated < MIN_ISOLATED_SHARE * counts.ran:
-            share = f"{_share(counts.isolated, counts.ran):.1%} {where}"
-            reason = f"{NO_DEVICE_TIME}: the isolated launches, {share}, are too few to speak for the kernel."
-            doubts.append(_Doubt(reason, bars_pass_only=True))
-    return doubts
-
-
-def _left_out(plan: Plan) -> list[str]:
-    """What of a kernel was not judged, counted."""
-    before, after = plan.pair.before, plan.pair.after
-    parts = []
-    for name, numbers in (
-        ("failed launches", (before.failed, after.failed)),
-        ("launches captured into graphs", (before.captured, after.captured)),
-    ):
-        if any(numbers):
-            parts.append(f"Left out: {name}, {numbers[0]:,} before and {numbers[1]:,} after.")
-    if plan.metric and plan.isolated and (before.isolated < before.ran or after.isolated < after.ran):
-        parts.append(
-            f"Judged on isolated launches: {before.isolated:,} of {before.ran:,} before, "
-            f"{after.isolated:,} of {after.ran:,} after."
-        )
-    return parts
 
 
 def _decide(
@@ -368,7 +268,3 @@ def _unlike(before: Evidence, after: Evidence, plans: Sequence[Plan]) -> list[st
 def _recorded_ns(evidence: Evidence, recording: Recording) -> float:
     """For how long calls were recorded; all of it where no agent says."""
     return evidence.window.length_ns * (recording.coverage if recording.hosts else 1.0)
-
-
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0

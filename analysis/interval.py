@@ -181,7 +181,7 @@ def degrees_of_freedom(filled: int) -> int:
     return max(SLOWEST, math.floor(0.4 * math.pow(filled, 2.0 / 3.0)))
 
 
-def tail_estimate(sample: Sample, q: float) -> TailEstimate:
+def tail_estimate(sample: Sample, q: float, inflation: float = 1.0) -> TailEstimate:
     """Estimate the q-quantile of a window.
 
     V is the equal-weighted cosine estimate (Mueller 2007; Lazarus et al. 2018) of the variance of the exceedance
@@ -190,6 +190,8 @@ def tail_estimate(sample: Sample, q: float) -> TailEstimate:
     w(1-w) for each of them, the variance that the spreading would have added. Flooring a spread value gives back
     the tick, and quantiles commute with flooring, so limits valid for the spread values are valid here, without
     any random number.
+
+    `inflation` >= 1 multiplies the standard error: history may show that it is too small.
 
     Raises:
         ValueError: if the sample is empty, q is not in (0, 1), or its quantile lies in `below`.
@@ -230,7 +232,7 @@ def tail_estimate(sample: Sample, q: float) -> TailEstimate:
     share = min(1.0, max(0.0, (expected - float(tail_counts.sum())) / ties))
     above = per_bucket_of(is_above)
     serial = long_run(waves @ (above + share * equal - (1.0 - q) * per_bucket))
-    variance = max(float(serial) + share * (1.0 - share) * ties, n * q * (1.0 - q))
+    variance = max(float(serial) + share * (1.0 - share) * ties, n * q * (1.0 - q)) * inflation**2
 
     order = np.lexsort((tail_bucket, tail))  # sums of cosines must not depend on the order of rows
     total = waves @ per_bucket
@@ -247,7 +249,7 @@ def tail_estimate(sample: Sample, q: float) -> TailEstimate:
         quantum=sample.tick or quantiles.timer_quantum(ordered),
         binned=sample.binned,
         steps=steps,
-        evidence=evidence,
+        evidence=evidence / inflation,
     )
 
 

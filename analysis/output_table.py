@@ -15,6 +15,8 @@ _COLOURS: Final = {
     "IMPROVED": "32",
     "UNDECIDED": "33",
     "INCONCLUSIVE": "33",
+    "CONFOUNDED": "33",
+    "MIX_NOT_COMPARABLE": "33",
     "NOT_ENOUGH_DATA": "33",
     "RENAME_SUSPECTED": "33",
     "NEW": "36",

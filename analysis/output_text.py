@@ -9,7 +9,7 @@ from collections import Counter
 
 from kdiff.analysis.counts import is_graph
 from kdiff.analysis.report import GROUP_METRIC, KernelReport, Measured, Report, WindowReport, quantile_name, statistic
-from kdiff.analysis.verdict import NOT_COMPARED, Verdict
+from kdiff.analysis.verdict import NOT_COMPARED, UNDECIDED, Verdict
 from kdiff.analysis.window import length_text, utc_short
 from kdiff.queries.printable import cells, printable, shorten
 
@@ -34,7 +34,6 @@ _MEASURES = {
     "mixed": "each kernel's metric",
     GROUP_METRIC: "device time a launch of groups of kernels",
 }
-_UNDECIDED = (Verdict.INCONCLUSIVE, Verdict.NOT_ENOUGH_DATA)
 
 
 def duration(ns: float | None) -> str:
@@ -123,7 +122,7 @@ def headline(report: Report, width: int = 200) -> str:
         return f"PASS: {len(compared)} {noun}, none over +{100 * report.tolerance:g}% at {named} ({metrics})"
     if report.cause:
         return f"{report.word}: {printable(report.cause)}"
-    undecided = [k for k in compared if k.verdict in _UNDECIDED]
+    undecided = [k for k in compared if k.verdict in UNDECIDED]
     reason = undecided[0].reasons[0].rstrip(".") if undecided and undecided[0].reasons else "see above"
     start = f"{report.word}: {len(undecided)} of {len(compared)} kernels cannot be judged: "
     name = undecided[0].kernel if undecided else ""
@@ -237,7 +236,7 @@ def _percent(share: float) -> str:
 
 def is_undecided(kernel: KernelReport) -> bool:
     """Whether the kernel's verdict leaves the run undecided."""
-    return kernel.verdict in _UNDECIDED
+    return kernel.verdict in UNDECIDED
 
 
 def _with_name(start: str, name: str, facts: str, width: int) -> str:

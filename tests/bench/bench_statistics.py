@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdiff.analysis.interval import RECOMMENDED_BUCKETS, Sample, ratio_interval, tail_estimate
+from kdiff.analysis.judging import judge, judge_all
 from kdiff.analysis.overlap import sweep
 from kdiff.analysis.totals import Total, Totals
-from kdiff.analysis.verdict import Policy, Verdict, judge, judge_all
+from kdiff.analysis.verdict import Policy, Verdict
 from kdiff.analysis.window import NS, Window
 
 MINUTES = 60

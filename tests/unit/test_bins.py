@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from kdiff.analysis import bins
 from kdiff.analysis.interval import Sample
-from kdiff.analysis.verdict import Policy, judge
+from kdiff.analysis.judging import judge
+from kdiff.analysis.verdict import Policy
 
 
 def binned(durations: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kdiff.analysis.interval import Sample
+from kdiff.analysis.judging import judge, judge_all
 from kdiff.analysis.multiple import holm
-from kdiff.analysis.verdict import Policy, Verdict, judge, judge_all, overall
+from kdiff.analysis.verdict import Policy, Verdict, overall
 
 POLICY = Policy()
 BUCKETS = 60
