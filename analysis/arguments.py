@@ -6,9 +6,10 @@ import math
 import re
 from enum import StrEnum
 
-from kdiff.analysis.timespec import SpecError, parse_instant
+from kdiff.analysis.timespec import SpecError, parse_instant, parse_length
 from kdiff.queries.printable import quoted
 
+_LONGEST_WARM_UP_NS = 3_600 * 1_000_000_000
 _NUMBER = re.compile(r"[0-9]{1,18}(?:\.[0-9]{1,18})?")
 
 
@@ -60,6 +61,20 @@ def instant(option: str, text: str, now_ns: int) -> int:
         return parse_instant(text, now_ns)
     except SpecError as error:
         raise SpecError(f"{option}: {error}") from error
+
+
+def warm_up(text: str) -> int:
+    """--warm-up: nanoseconds of 60s or 2m; 0, off or 0s is none. Raises SpecError above an hour."""
+    text = text.strip()
+    if text in ("0", "0s", "off"):
+        return 0
+    try:
+        length = parse_length(text)
+    except SpecError as error:
+        raise SpecError(f"--warm-up: {error}") from error
+    if length > _LONGEST_WARM_UP_NS:
+        raise SpecError(f"--warm-up {quoted(text)} is over an hour: give a shorter one, or 0")
+    return length
 
 
 def share(option: str, text: str) -> float:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from kdiff.analysis.columns import column
 from kdiff.analysis.evidence import Evidence
-from kdiff.analysis.interval import RatioLimits, TailEstimate, joint_quantum, mover
+from kdiff.analysis.interval import RatioLimits, TailEstimate, among_hosts, joint_quantum, mover
 from kdiff.analysis.measure import Plan
 from kdiff.analysis.quantiles import Ordered, quantile
 from kdiff.analysis.window import HOUR_NS
@@ -72,7 +72,7 @@ def _shifted(before: TailEstimate, after: TailEstimate, shift: int, alpha: float
             return RatioLimits(math.nan, -math.inf, math.inf)
         logs.append((math.log(estimate.value - shift), math.log(lower - shift), math.log(upper - shift)))
         rounding += estimate.rounding(alpha) * estimate.value / (lower - shift)
-    found = mover(*logs)
+    found = among_hosts(mover(*logs), before, after, alpha, tick, shift)
     return RatioLimits(found.log_ratio, found.low - rounding, found.high + rounding)
 
 

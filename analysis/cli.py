@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kdiff.analysis import arguments, timespec
+from kdiff.analysis import arguments, selectors, timespec
 from kdiff.analysis.arguments import FormatName, ListFormat, MetricName, Unpaired
+from kdiff.analysis.command_calibrate import HELP as CALIBRATE_HELP
+from kdiff.analysis.command_calibrate import calibrate_command
 from kdiff.analysis.command_delete import delete_command
 from kdiff.analysis.command_export import export_command
 from kdiff.analysis.command_gate import gate_command
@@ -28,17 +30,26 @@ from kdiff.analysis.command_migrate import migrate_command
 from kdiff.analysis.command_schema import schema_command
 from kdiff.analysis.command_watch import watch_command
 from kdiff.analysis.options import (
+    AtOption,
+    CanaryOption,
+    ControlOption,
     ExactOption,
     KernelOption,
     MaxLossOption,
     MaxUnjudgedOption,
+    NoCalibrationOption,
+    NoCleaningOption,
+    NoStrataOption,
     OneGpuModelOption,
+    PolicyOption,
     QuantileOption,
     ServiceOption,
     StoreOption,
+    SwappedOption,
     ToleranceOption,
     UndecidedOption,
     UnpairedOption,
+    WarmUpOption,
     WindowOption,
 )
 from kdiff.analysis.terminal import INTERRUPTED, PROGRAM, TERMINATED, colour, fail, interruptible, show, warn
@@ -78,14 +89,19 @@ def compare_command(
     context: typer.Context,
     before: Annotated[str, typer.Option("--before", metavar="SPEC", help="The window to compare with.")] = "",
     after: Annotated[str, typer.Option("--after", metavar="SPEC", help="The window to judge.")] = "",
+    control: ControlOption = "",
+    canary: CanaryOption = "",
+    at: AtOption = "",
     store: StoreOption = "./kdiff-capture",
     metric: Annotated[
         MetricName, typer.Option("--metric", help="What to judge; auto is the best that both windows have.")
     ] = MetricName.AUTO,
     tolerance: ToleranceOption = "5%",
     quantile: QuantileOption = "0.99",
+    policy: PolicyOption = "",
     service: ServiceOption = "",
     kernel: KernelOption = None,
+    swapped: SwappedOption = None,
     window: WindowOption = "15m",
     renames: Annotated[
         list[str] | None,
@@ -112,6 +128,10 @@ def compare_command(
     max_loss: MaxLossOption = "1%",
     max_unjudged: MaxUnjudgedOption = "5%",
     one_gpu_model: OneGpuModelOption = False,
+    no_calibration: NoCalibrationOption = False,
+    warm_up: WarmUpOption = "60s",
+    no_cleaning: NoCleaningOption = False,
+    no_strata: NoStrataOption = False,
     exact: ExactOption = False,
     keep: Annotated[
         bool,
@@ -127,7 +147,9 @@ def compare_command(
         return
     if show_version:
         show(f"{PROGRAM} {_version()}\n", 0)
-    missing = [name for name, value in (("--before", before), ("--after", after)) if not value]
+    now_ns = time.time_ns()
+    arms = selectors.asked((control, canary), at, (before, after), now_ns, window)
+    missing = [name for name, value in (("--before", before), ("--after", after)) if not (value or arms)]
     if missing:
         raise KdiffError(f"{' and '.join(missing)} missing: try `{EXAMPLE}`, or `{PROGRAM} --help`")
     strict = {
@@ -135,15 +157,13 @@ def compare_command(
         "quantile": arguments.quantile(quantile),
     }
     losses = arguments.share("--max-loss", max_loss), arguments.share("--max-unjudged", max_unjudged)
-    now_ns = time.time_ns()
     length_ns = timespec.parse_length(window)
-    specs = {
-        "before": timespec.parse(before, "before", now_ns, length_ns),
-        "after": timespec.parse(after, "after", now_ns, length_ns),
-    }
+    sides: dict[timespec.Side, str] = {} if arms else {"before": before, "after": after}
+    specs = {side: timespec.parse(spec, side, now_ns, length_ns) for side, spec in sides.items()}
 
     from kdiff.analysis.compare import Options, compare
     from kdiff.analysis.output import output_format
+    from kdiff.analysis.policy_file import tolerances
     from kdiff.analysis.renames import read_file
     from kdiff.analysis.verdict import Policy
 
@@ -157,20 +177,34 @@ def compare_command(
         on_undecided=on_undecided.value if on_undecided else None,
         unpaired=unpaired.value,
         one_gpu_model=one_gpu_model,
+        history=not no_calibration,
+        cleaning=not no_cleaning,
+        strata=not no_strata,
+        warm_up_ns=arguments.warm_up(warm_up),
         all_metrics=all_metrics or output is FormatName.JSON,
         max_loss=losses[0],
         max_unjudged=losses[1],
+        swapped=swapped or (),
+        tolerances=tolerances(context) if policy else (),
     )
     with _stores() as open_once:
-        evidence = {side: _evidence(spec, store, service, exact, open_once) for side, spec in specs.items()}
-        same = evidence["before"].store is evidence["after"].store
-        pair_warnings = timespec.check_pair(evidence["before"].window, evidence["after"].window, now_ns, same)
-        report = compare(evidence["before"], evidence["after"], options)
+        if arms:
+            from kdiff.analysis.arms import compare_arms, resolve
+
+            at_once = _evidence(arms.at, store, service, exact, open_once)
+            both = resolve(at_once.store, at_once.window, arms.selectors, service, exact)
+            pair_warnings = arms.warnings(now_ns)
+            report, judged, service = compare_arms(both, options), both.canary, both.canary.service
+        else:
+            evidence = {side: _evidence(spec, store, service, exact, open_once) for side, spec in specs.items()}
+            same = evidence["before"].store is evidence["after"].store
+            pair_warnings = timespec.check_pair(evidence["before"].window, evidence["after"].window, now_ns, same)
+            report, judged = compare(evidence["before"], evidence["after"], options), evidence["after"]
         not_kept = []
         if keep:
             from kdiff.analysis.kept import keep as keep_verdicts
 
-            not_kept = keep_verdicts(evidence["after"].store, report, service, label, now_ns)
+            not_kept = keep_verdicts(judged.store, report, service, label, now_ns)
     warn([*pair_warnings, *report.warnings, *not_kept])
     text = output_format(output.value).render(report, get_terminal_size().columns, colour())
     show(text, report.exit_code)
@@ -202,6 +236,7 @@ def kernels_command(
     show(listing.as_table(found, get_terminal_size().columns), 0)
 
 
+app.command("calibrate", help=CALIBRATE_HELP)(calibrate_command)
 app.command("export")(export_command)
 app.command("import", help=IMPORT_HELP)(import_command)
 app.command("delete")(delete_command)

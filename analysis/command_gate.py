@@ -17,15 +17,19 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kdiff.analysis import arguments, timespec
+from kdiff.analysis import arguments, selectors, timespec
 from kdiff.analysis.arguments import MetricName, Undecided, Unpaired
 from kdiff.analysis.options import (
     ExactOption,
     MaxLossOption,
     MaxUnjudgedOption,
+    NoCalibrationOption,
+    NoStrataOption,
     OneGpuModelOption,
+    PolicyOption,
     ServiceOption,
     StoreOption,
+    SwappedOption,
     UnpairedOption,
     WindowOption,
 )
@@ -54,6 +58,9 @@ def gate_command(
     store: StoreOption = "./kdiff-capture",
     before: Annotated[str, typer.Option("--before", metavar="SPEC", help="Where a request does not say.")] = "",
     after: Annotated[str, typer.Option("--after", metavar="SPEC", help="Where a request does not say.")] = "",
+    control: Annotated[str, typer.Option("--control", metavar="ARM", help="Where a request does not say.")] = "",
+    canary: Annotated[str, typer.Option("--canary", metavar="ARM", help="Where a request does not say.")] = "",
+    at: Annotated[str, typer.Option("--at", metavar="SPEC", help="Where a request does not say.")] = "",
     service: ServiceOption = "",
     window: WindowOption = "15m",
     metric: Annotated[MetricName, typer.Option("--metric", help="Where a request does not say.")] = MetricName.AUTO,
@@ -61,6 +68,8 @@ def gate_command(
         str, typer.Option("--tolerance", metavar="SHARE", help="Where a request does not say.")
     ] = "5%",
     quantile: Annotated[str, typer.Option("--quantile", metavar="Q", help="Where a request does not say.")] = "0.99",
+    policy: PolicyOption = "",
+    swapped: SwappedOption = None,
     on_undecided: Annotated[
         Undecided | None, typer.Option("--on-undecided", help="Whether Flagger goes on; halts unless pass.")
     ] = None,
@@ -68,6 +77,8 @@ def gate_command(
     max_loss: MaxLossOption = "1%",
     max_unjudged: MaxUnjudgedOption = "5%",
     one_gpu_model: OneGpuModelOption = False,
+    no_calibration: NoCalibrationOption = False,
+    no_strata: NoStrataOption = False,
     exact: ExactOption = False,
     keep: Annotated[
         bool, typer.Option("--keep/--no-keep", help="Keep verdicts in the store, where it may be written.")
@@ -92,6 +103,7 @@ def gate_command(
     for side, spec in sides:
         if spec:
             timespec.parse(spec, side, time.time_ns(), length_ns)
+    _check_arms(control, canary, at, before or after, length_ns)
     if not 1 <= concurrency <= 64:
         raise KdiffError(f"--concurrency {concurrency} is not between 1 and 64")
     if timeout_s > 86_400:
@@ -109,12 +121,19 @@ def gate_command(
         f"--max-loss={max_loss}",
         f"--max-unjudged={max_unjudged}",
         *(["--one-gpu-model"] if one_gpu_model else []),
+        *([f"--policy={policy}"] if policy else []),
+        *(f"--swapped={pattern}" for pattern in swapped or ()),
+        *(["--no-calibration"] if no_calibration else []),
+        *(["--no-strata"] if no_strata else []),
         *(["--exact"] if exact else []),
         "--keep" if keep else "--no-keep",
     ]
     defaults = {
         "before": before,
         "after": after,
+        "control": control,
+        "canary": canary,
+        "at": at,
         "service": service,
         "window": window,
         "metric": metric.value,
@@ -135,6 +154,21 @@ def gate_command(
     shown = f"[{at[0]}]:{at[1]}" if ":" in at[0] else f"{at[0]}:{at[1]}"
     tell(f"{PROGRAM}: the gate listens on http://{shown}")
     asyncio.run(_serve(gate, listening))
+
+
+def _check_arms(control: str, canary: str, at: str, windows: str, length_ns: int) -> None:
+    """Raises SpecError where a request could not be answered by these defaults, each of which may be ''."""
+    named = {"--control": control, "--canary": canary}
+    for name, value in named.items():
+        if value:
+            selectors.parse(value, name)
+    if at:
+        timespec.parse(at, "after", time.time_ns(), length_ns, option="--at")
+    if windows and (control or canary or at):
+        raise timespec.SpecError(
+            "--before and --after name two windows, --control, --canary and --at two arms of one: give defaults of one "
+            "kind, and let requests name the other"
+        )
 
 
 def place(text: str) -> tuple[str, int]:

@@ -17,6 +17,7 @@ class SchemaName(StrEnum):
     COMPARISON = "comparison"
     KERNELS = "kernels"
     HISTORY = "history"
+    CALIBRATE = "calibrate"
     ARGO = "argo"
 
 

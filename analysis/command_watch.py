@@ -17,9 +17,11 @@ from kdiff.analysis import arguments, timespec
 from kdiff.analysis.arguments import ListFormat, MetricName
 from kdiff.analysis.options import (
     KernelOption,
+    PolicyOption,
     QuantileOption,
     ServiceOption,
     StoreOption,
+    SwappedOption,
     ToleranceOption,
     UndecidedOption,
     WindowOption,
@@ -40,6 +42,7 @@ _MOST_STRETCHES: Final = 10_000
 
 
 def watch_command(
+    context: typer.Context,
     baseline: Annotated[
         str, typer.Option("--baseline", metavar="SPEC", help="The window to compare with, from before the rollout.")
     ] = "",
@@ -56,8 +59,10 @@ def watch_command(
     ] = MetricName.AUTO,
     tolerance: ToleranceOption = "5%",
     quantile: QuantileOption = "0.99",
+    policy_file: PolicyOption = "",
     service: ServiceOption = "",
     kernel: KernelOption = None,
+    swapped: SwappedOption = None,
     window: WindowOption = "15m",
     output: Annotated[ListFormat, typer.Option("--format", help="Output format.")] = ListFormat.TABLE,
     on_undecided: UndecidedOption = None,
@@ -89,9 +94,11 @@ def watch_command(
     lost = arguments.share("--max-loss", max_loss)
 
     from kdiff.analysis import compare, watching
+    from kdiff.analysis.policy_file import tolerances
     from kdiff.analysis.verdict import Policy
 
     policy = Policy(**strict)
+    own = tolerances(context) if policy_file else ()
     options = watching.Options(
         metric=metric.value,
         policy=policy,
@@ -99,6 +106,7 @@ def watch_command(
         max_loss=lost,
         stretch_ns=lengths["--every"],
         patience_ns=lengths["--patience"],
+        tolerances=own,
     )
 
     def opened(which: Window) -> AbstractContextManager[Evidence]:
@@ -122,6 +130,8 @@ def watch_command(
                 max_loss=lost,
                 on_undecided=on_undecided.value if on_undecided else None,
                 all_metrics=output is ListFormat.JSON,
+                swapped=swapped or (),
+                tolerances=own,
             )
 
             def compared() -> Report:

@@ -6,16 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from kdiff.analysis import recorded
+from kdiff.analysis import bystanders, context, recorded
 from kdiff.analysis.at_once import Ask, Side, ahead, of_both
 from kdiff.analysis.calibration import read_excess
+from kdiff.analysis.cleaning import WARM_UP_NS, clean
+from kdiff.analysis.cleaning_held import with_traffic
 from kdiff.analysis.configuration import explain_launches
 from kdiff.analysis.counts import Counts, Recording, is_graph
 from kdiff.analysis.evidence import Evidence, holdings
 from kdiff.analysis.groups import as_group, plan_groups, read_groups
 from kdiff.analysis.judging import judge_all
 from kdiff.analysis.kernel_rows import calibrated, kernel_row
+from kdiff.analysis.load import with_loads
 from kdiff.analysis.measure import MetricChoice, Plan, by_its_kernels, choose, gather, unlike
+from kdiff.analysis.mixing import read_mixes
 from kdiff.analysis.pairing import pair_kernels
 from kdiff.analysis.queueing import activity, add_queue
 from kdiff.analysis.rare import Exposure, find_rare
@@ -31,7 +35,10 @@ from kdiff.analysis.report import (
 from kdiff.analysis.scheduling import explain_waits
 from kdiff.analysis.side_by_side import other_measures, others
 from kdiff.analysis.suspects import suspect, unchosen, unpaired_cause
+from kdiff.analysis.tolerances import Tolerance, unused
+from kdiff.analysis.tolerances import margins as margins_of
 from kdiff.analysis.verdict import NOT_COMPARED, UNDECIDED, Policy, Verdict, overall, values_needed
+from kdiff.analysis.widening import seek, widen
 from kdiff.queries.errors import KdiffError
 
 _ORDER: Final = {
@@ -72,6 +79,12 @@ class Options:
         unpaired: whether a kernel gone and another new leave the run undecided.
         all_metrics: read the measures beside the judged one of every kernel, not only of those that do not pass.
         one_gpu_model: whether calibrations of hosts other than those judged may decide.
+        history: whether intervals are widened by what `kdiff calibrate` measured, see widening.
+        swapped: kernels that match one of these were swapped, all others are controls; none: it is not known.
+        tolerances: those of single kernels, the first that matches goes before the policy's.
+        cleaning: whether what is no ordinary traffic is left out first, see cleaning.
+        warm_up_ns: how long a process warms up, from its first launch; 0: not at all.
+        strata: whether a kernel is judged at one mix of its shapes and by shape, see mix; else all launches together.
     """
 
     metric: MetricChoice = "auto"
@@ -86,12 +99,21 @@ class Options:
     unpaired: Literal["undecided", "ignore"] = "undecided"
     all_metrics: bool = False
     one_gpu_model: bool = False
+    history: bool = True
+    swapped: Sequence[str] = ()
+    tolerances: Sequence[Tolerance] = ()
+    cleaning: bool = True
+    warm_up_ns: int = WARM_UP_NS
+    strata: bool = True
 
 
 def compare(before: Evidence, after: Evidence, options: Options) -> Report:
     """Compare two windows. Raises KdiffError where there is nothing to compare or a name names nothing."""
     before, after = before.at(options.policy.quantile), after.at(options.policy.quantile)
+    cleaned = clean(before, after, options.warm_up_ns, options.max_loss, options.cleaning, options.metric)
+    before, after = cleaned.before, cleaned.after
     sides = {"before": before, "after": after}
+    sought = seek(before, after, options.metric, options.history)
     counted = dict(zip(sides, of_both(before, after, _count_all), strict=True))
     census = {side: found[0] for side, found in counted.items()}
     recordings = {side: found[1] for side, found in counted.items()}
@@ -120,17 +142,32 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
     plans = [plan for index, plan in enumerate(every) if index not in rare.plans]
     outside = unlike(before, after)
     beside = other_measures(plans, range(len(plans)) if options.all_metrics else (), outside)
-    questions: list[Ask[Any]] = [lambda evidence, side: activity(evidence, side, plans)]
-    playing, *other_samples = ahead(before, after, [*questions, *(measure.ask for measure in beside)])
+    questions: list[Ask[Any]] = [lambda evidence, side: activity(evidence, side, plans), context.read_gpus]
+    playing, sampled, *other_samples = ahead(before, after, [*questions, *(measure.ask for measure in beside)])
     samples = gather(before, after, plans)
     hosts = {row["host"] for evidence in sides.values() for row in evidence.processes}
     excesses = read_excess((before, after), plans, options.policy.quantile, hosts)
     deciding = {i: excess for i, excess in excesses.items() if options.one_gpu_model or not excess.foreign}
     groups = {i: group for i, plan in enumerate(plans) for group in pairing.groups if plan.pair is group.pair}
     judged = {i: group for i, group in groups.items() if not plans[i].why}
-    totals = read_groups(before, after, judged, options.policy)
-    judgements = judge_all(samples, options.policy, deciding, totals)
+    roles = bystanders.roles(plans, options.swapped, deciding, pairing.beside)
+    margins = margins_of(plans, options.tolerances)
+    totals = read_groups(before, after, judged, options.policy, margins)
+    mixes = read_mixes(before, after, plans, samples, groups, outside) if options.strata else {}
+    widening = widen(sought(), plans, options.policy.tolerance)
+    judgements = judge_all(
+        samples,
+        options.policy,
+        deciding,
+        totals,
+        inflation=widening.inflation,
+        margins=margins,
+        roles=roles,
+        hosts=(before.scope.hosts, after.scope.hosts),
+        mixes=mixes,
+    )
     with_syncs = any(plan.metric in ("completion", "graph") for plan in plans)
+    recordings = cleaned.losses(recordings)
     losses = {side: recording.loss(with_syncs) for side, recording in recordings.items()}
     lossy = recorded.lossy(losses, options.max_loss)
     device_lossy = []
@@ -139,9 +176,10 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
     of_calls = recorded.calls_gone(sides) if outside else []
     rows = []
     for index, plan in enumerate(plans):
-        row = kernel_row(plan, judgements[index], options.max_loss)
+        factor = widening.inflation.get(index, 1.0)
+        row = replace(kernel_row(plan, judgements[index], options.max_loss), widened=factor)
         if index in excesses:
-            row = calibrated(row, samples[index], excesses[index], index in deciding, options.policy)
+            row = calibrated(row, samples[index], excesses[index], index in deciding, options.policy, factor)
         if index in groups:
             row = as_group(row, groups[index], totals.get(index))
         if row.verdict is Verdict.NOT_ENOUGH_DATA and plan.metric == "device":
@@ -162,11 +200,25 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
     rows = explain_waits(before, after, plans, rows, options.policy.quantile)
     for index, measures in others(beside, other_samples, options.policy).items():
         rows[index] = replace(rows[index], others=measures)
+    lengths = _recorded_ns(before, Recording()), _recorded_ns(after, Recording())
+    both = census["before"], census["after"]
+    rows = with_loads(rows, plans, both, exposure.recorded, lengths, options.policy.tolerance)
+    rows = with_traffic(cleaned, plans, rows, options.policy, deciding, margins)
     rows = suspect(before, after, plans, rows, pairing.beside, exposure.recorded)
+    controls, gpus = bystanders.reports(judgements), sampled()
+    surroundings = context.differences(*gpus)
+    rows = context.explained(rows, surroundings)
+    other_gpus, incomparable = context.other_models(*gpus)
+    if incomparable:
+        rows = context.on_other_gpus(rows, other_gpus)
     rows.sort(key=lambda row: (_ORDER[row.verdict], -(row.ratio or 0.0), row.kernel))
     swapped = unpaired_cause(rows, unchosen(pairing.pairs, pairing.beside, exposure.recorded))
     verdict, cause = _decide(rows, lossy, device_lossy, swapped, options)
     metrics = {row.metric for row in rows} - {"none"}
+    windows = [
+        recorded.window_report(evidence, census[side], recordings[side], losses[side], played.busy[i], gpus[i])
+        for i, (side, evidence) in enumerate(sides.items())
+    ]
     return Report(
         verdict=verdict,
         exit_code=_exit_code(verdict, options),
@@ -174,8 +226,8 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
         tolerance=options.policy.tolerance,
         quantile=options.policy.quantile,
         metric="mixed" if len(metrics) > 1 else next(iter(metrics), "none"),
-        before=recorded.window_report(before, census["before"], recordings["before"], losses["before"], played.busy[0]),
-        after=recorded.window_report(after, census["after"], recordings["after"], losses["after"], played.busy[1]),
+        before=replace(windows[0], cleaning=cleaned.steps[0]),
+        after=replace(windows[1], cleaning=cleaned.steps[1]),
         kernels=tuple(rows),
         rare=tuple(
             RareKernel(every[i].pair.kernel, every[i].size(every[i].pair.before), every[i].size(every[i].pair.after))
@@ -187,8 +239,19 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
             *(*lossy, *device_lossy, *played.notes),
             *_notes(plans, census, options),
             *_unlike(before, after, plans),
+            *widening.notes,
+            *bystanders.notes(controls, roles),
+            *(surroundings if any(row.verdict not in _FINE for row in rows) else ()),
         ),
-        warnings=(*pairing.warnings, *recorded.warnings(sides, recordings)),
+        warnings=(
+            *(*pairing.warnings, *unused(pairing.beside, options.tolerances)),
+            *recorded.warnings(sides, recordings),
+            *widening.warnings,
+            *([other_gpus] if other_gpus else []),
+        ),
+        controls=controls,
+        own_tolerances=len(margins),
+        history=widening.report,
     )
 
 
@@ -266,5 +329,6 @@ def _unlike(before: Evidence, after: Evidence, plans: Sequence[Plan]) -> list[st
 
 
 def _recorded_ns(evidence: Evidence, recording: Recording) -> float:
-    """For how long calls were recorded; all of it where no agent says."""
-    return evidence.window.length_ns * (recording.coverage if recording.hosts else 1.0)
+    """For how long calls were recorded; all of it where no agent says. Of arms, which differ in hosts, of each host."""
+    hosts = len(evidence.scope.hosts) if evidence.scope.by_host else 1
+    return hosts * evidence.window.length_ns * (recording.coverage if recording.hosts else 1.0)

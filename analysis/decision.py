@@ -29,6 +29,11 @@ class Decidable(ABC):
         """One-sided limits of the ratio, each wrong with probability `level`; limits of a smaller level are wider."""
 
     @property
+    def independent(self) -> float:
+        """The share of the ratio's variance that as many independent values would have; 1 where it is not told."""
+        return 1.0
+
+    @property
     def bar(self) -> float:
         """The margin as a logarithm."""
         return math.log1p(self.margin)
@@ -44,11 +49,11 @@ class Decidable(ABC):
     def p_regressed(self) -> float:
         """The smallest level whose interval excludes "at most the margin"; above 1/2 by the upper limit."""
         if self.regressed_at(0.5):
-            return _smallest_level(self.regressed_at)
-        return 1.0 - _smallest_level(self.passes_at)
+            return smallest_level(self.regressed_at)
+        return 1.0 - smallest_level(self.passes_at)
 
 
-def _smallest_level(excludes: Callable[[float], bool]) -> float:
+def smallest_level(excludes: Callable[[float], bool]) -> float:
     """The smallest level in [1e-12, 1/2] at which `excludes` holds, as it does above it: limits nest."""
     low, high = math.log(1e-12), math.log(0.5)
     if excludes(1e-12):

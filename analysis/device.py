@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from kdiff.analysis.columns import column
+from kdiff.analysis.columns import as_column, column
+from kdiff.analysis.scope import NOTHING_CUT, Cutting, inside, without
 from kdiff.analysis.window import Window
 
 Process = tuple[str, int]
@@ -97,31 +98,37 @@ class DeviceRecording:
         ]
 
 
-def read_recording(
-    window: Window, windows: pa.Table, processes: Sequence[Mapping[str, Any]], timed: Sequence[Process]
+def read_device(
+    window: Window,
+    windows: pa.Table,
+    processes: Sequence[Mapping[str, Any]],
+    timed: Sequence[Process],
+    cutting: Cutting = NOTHING_CUT,
 ) -> DeviceRecording:
     """Put together what queries/sql/device_windows.sql and processes.sql say of `window`.
 
-    `timed` are the processes with executions in it.
+    `timed` are the processes with executions in it. What `cutting` cuts of a process was not timed, and it did not live
+    then; device windows that lie in a cut of theirs are left out.
     """
     launched = {(row["host"], row["pid"]): row for row in processes}
     launches = sum(row["launches"] for row in processes)
     whole = np.array([[window.from_ns, window.to_ns]], np.int64)
     if not windows.num_rows:
-        every = dict.fromkeys(timed, whole)
-        alive = dict.fromkeys(timed, window.length_ns)
+        every = {process: without(whole, cutting.of(*process)) for process in timed}
+        alive = {process: _length(stretches) for process, stretches in every.items()}
         return DeviceRecording(
             stretches=every, alive_ns=alive, unheard=_unheard(launched, every) if every else {}, launches=launches
         )
-    stretches = _stretches(window, windows)
+    windows = _uncut(windows, cutting)
+    stretches = _stretches(window, windows, cutting)
     bounds = {process: (int(its[0, 0]), int(its[-1, 1])) for process, its in stretches.items() if len(its)}
     # Python's integers: a sum that wraps around would hide a loss.
     totals = {name: sum(column(windows, name, np.uint64).tolist()) for name in _COUNTS}
     return DeviceRecording(
         windows=windows.num_rows,
-        clock_error_ns=int(column(windows, "clock_error_ns", np.int64).max()),
+        clock_error_ns=int(column(windows, "clock_error_ns", np.int64).max(initial=0)),
         stretches=stretches,
-        alive_ns=_alive(launched, stretches, bounds),
+        alive_ns=_alive(launched, stretches, bounds, cutting),
         unheard=_unheard(launched, stretches),
         launches=launches,
         **totals,
@@ -133,7 +140,7 @@ def read_hours(
 ) -> DeviceRecording:
     """The same from queries/sql/hours_device.sql: for how long each process was timed, not when."""
     if not hours.num_rows:
-        return read_recording(window, hours, processes, timed)
+        return read_device(window, hours, processes, timed)
     launched = {(row["host"], row["pid"]): row for row in processes}
     rows = {(row["host"], row["pid"]): row for row in hours.to_pylist()}
     bounds = {process: (row["first_ns"], row["last_ns"]) for process, row in rows.items() if row["covered_ns"]}
@@ -156,8 +163,22 @@ def read_hours(
 _COUNTS: Final = ("executions", "uncollected", "dropped", "lost")
 
 
-def _stretches(window: Window, windows: pa.Table) -> dict[Process, Stretches]:
-    """The device windows of each process, cut to `window`, joined where they overlap."""
+def _uncut(windows: pa.Table, cutting: Cutting) -> pa.Table:
+    """The device windows that do not lie wholly in a cut of their process."""
+    if not cutting or not windows.num_rows:
+        return windows
+    start, end = (column(windows, name, np.int64) for name in ("from_ns", "to_ns"))
+    kept = np.ones(start.shape, np.bool_)
+    places: dict[Process, list[int]] = {}
+    for place, process in enumerate(zip(windows["host"].to_pylist(), windows["pid"].to_pylist(), strict=True)):
+        places.setdefault(process, []).append(place)
+    for process, its in places.items():
+        kept[its] = ~inside(start[its], end[its], cutting.of(*process))
+    return windows.filter(as_column(kept.astype(np.uint8)).cast(pa.bool_()))
+
+
+def _stretches(window: Window, windows: pa.Table, cutting: Cutting) -> dict[Process, Stretches]:
+    """The device windows of each process, cut to `window`, joined where they overlap, without what is cut."""
     start = np.maximum(column(windows, "from_ns", np.int64), window.from_ns)
     end = np.minimum(column(windows, "to_ns", np.int64), window.to_ns)
     found: dict[Process, list[tuple[int, int]]] = {}
@@ -168,21 +189,27 @@ def _stretches(window: Window, windows: pa.Table) -> dict[Process, Stretches]:
             its[-1] = (its[-1][0], max(its[-1][1], b))
         elif b > a:
             its.append((a, b))
-    return {process: np.array(its, np.int64).reshape(-1, 2) for process, its in found.items()}
+    return {
+        process: without(np.array(its, np.int64).reshape(-1, 2), cutting.of(*process)) for process, its in found.items()
+    }
 
 
 def _alive(
     launched: Mapping[Process, Mapping[str, Any]],
     timed: Collection[Process],
     bounds: Mapping[Process, tuple[int, int]],
+    cutting: Cutting = NOTHING_CUT,
 ) -> dict[Process, int]:
-    """From the first to the last that is known of each process: what it launched, and its `bounds`."""
+    """From the first to the last that is known of each process: what it launched, and its `bounds`; what is cut of it
+    does not count.
+    """
     alive = {}
     for process in launched.keys() | set(timed):
         moments = list(bounds.get(process, ()))
         if process in launched:
             moments += [launched[process]["first_ns"], launched[process]["last_ns"]]
-        alive[process] = max(moments, default=0) - min(moments, default=0)
+        life = np.array([[min(moments, default=0), max(moments, default=0)]], np.int64)
+        alive[process] = _length(without(life, cutting.of(*process)))
     return alive
 
 

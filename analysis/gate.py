@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from kdiff.analysis import arguments, timespec
+from kdiff.analysis import arguments, selectors, timespec
 from kdiff.analysis.arguments import MetricName, Undecided
 from kdiff.analysis.gate_server import Answer, RefusedError, Request
 from kdiff.queries.errors import KdiffError
@@ -28,10 +28,12 @@ from kdiff.queries.printable import printable, quoted, shorten
 
 LEAST_TOKEN: Final = 16
 RETRY_AFTER_S: Final = 10
-_REPEATED: Final = ("kernel", "map")
+_REPEATED: Final = ("kernel", "map", "swapped")
+_WINDOWS: Final[tuple[timespec.Side, timespec.Side]] = ("before", "after")
+_ARMS: Final = ("control", "canary", "at")
 _KNOWN: Final = (
-    *("before", "after", "service", *_REPEATED, "window", "metric"),
-    *("tolerance", "quantile", "on_undecided", "label"),
+    *(*_WINDOWS, "service", *_REPEATED, "window", "metric"),
+    *("tolerance", "quantile", "on_undecided", "label", *_ARMS),
 )
 """What a request may say; the same as the options of `kdiff`."""
 _MOST_VALUE: Final = 4096
@@ -179,14 +181,36 @@ class Gate:
             self._check(asked)
         except KdiffError as error:
             raise RefusedError(400, printable(str(error))) from error
-        return {**self.defaults, **asked}
+        return {**self._beside(asked), **asked}
+
+    def _beside(self, asked: Values) -> Values:
+        """The defaults that go with what is asked: one who names arms has no windows by default, nor the reverse."""
+        for named, others in ((_WINDOWS, _ARMS), (_ARMS, _WINDOWS)):
+            if any(values[0] for name, values in asked.items() if name in named):
+                return {name: values for name, values in self.defaults.items() if name not in others}
+        return self.defaults
 
     def _check(self, asked: Mapping[str, Sequence[str]]) -> None:
         single = {name: values[0] for name, values in asked.items() if values}
-        window = timespec.parse_length(single.get("window", self.defaults["window"][0]))
-        sides: tuple[timespec.Side, timespec.Side] = ("before", "after")
-        for side in sides:
-            if not (single.get(side) or self.defaults.get(side)):
+        defaults = {name: values[0] for name, values in self._beside(asked).items()}
+        window = timespec.parse_length(single.get("window", defaults["window"]))
+        said = {name: single.get(name, defaults.get(name, "")) for name in (*_WINDOWS, *_ARMS)}
+        try:
+            arms = selectors.asked(
+                (said["control"], said["canary"]),
+                said["at"],
+                (said["before"], said["after"]),
+                time.time_ns(),
+                single.get("window", defaults["window"]),
+                lambda _: "at" not in single,  # the operator's own may be a directory
+                prefix="",
+            )
+        except timespec.SpecError as error:
+            raise KdiffError(
+                f"{error} (a request may not name a directory)" if single.get("at") else str(error)
+            ) from error
+        for side in () if arms else _WINDOWS:
+            if not said[side]:
                 raise KdiffError(f"{side} is missing: name a window, like -15m or 2026-11-27T10:00/15m")
             if side in single:
                 try:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from kdiff.analysis import clusters
 from kdiff.analysis.at_once import Side, of_both
 from kdiff.analysis.evidence import Evidence
 from kdiff.analysis.measure import NO_DEVICE_TIME, MetricChoice, Plan
@@ -41,15 +42,22 @@ def plan_groups(
     return [Plan(group.pair, None, why=_why(group, ran, what, metric, rolled)) for group in groups]
 
 
-def read_groups(before: Evidence, after: Evidence, groups: Mapping[int, Group], policy: Policy) -> dict[int, Totals]:
-    """By index, the groups' device times in both windows. Raises StoreError."""
+def read_groups(
+    before: Evidence,
+    after: Evidence,
+    groups: Mapping[int, Group],
+    policy: Policy,
+    margins: Mapping[int, float] | None = None,
+) -> dict[int, Totals]:
+    """By index, the groups' device times in both windows; `margins` as in judging.judge_all. Raises StoreError."""
     found = of_both(before, after, lambda evidence, side: _read(evidence, side, groups))
     totals = {}
     for index in groups:
         one, other = found[0].get(index), found[1].get(index)
         if one is not None and other is not None:
             lack = (*_lack("before", one), *_lack("after", other))
-            margin = max(policy.tolerance, QUANTA * max(one.tick, other.tick) / one.mean)
+            tolerance = (margins or {}).get(index, policy.tolerance)
+            margin = max(tolerance, QUANTA * max(one.tick, other.tick) / one.mean)
             totals[index] = Totals(one, other, margin, lack)
     return totals
 
@@ -100,7 +108,8 @@ def _why(group: Group, ran: tuple[float, float], what: str, metric: MetricChoice
 def _read(evidence: Evidence, side: Side, groups: Mapping[int, Group]) -> dict[int, Total]:
     members = [(index, counts) for index, group in groups.items() for _, counts in getattr(group, side)]
     keys = {key: place for place, (_, counts) in enumerate(members) for key in counts.keys}
-    values = read_rows(evidence, "device", keys, outside=False) if keys else {}
+    hosts = len(evidence.scope.hosts) if evidence.scope.by_host else 0
+    values = read_rows(evidence, "device", keys, outside=False, hosts=hosts) if keys else {}
     found = {}
     for index in groups:
         read = [values.get(place) for place, (its, _) in enumerate(members) if its == index]
@@ -118,6 +127,8 @@ def _lack(side: str, total: Total) -> list[str]:
         return [
             f"The {side} window has {total.n:,} launches of the group's first kernel; its mean needs {MIN_LAUNCHES}."
         ]
+    if total.clustered:
+        return clusters.too_few(side, total.filled, total.even)
     if total.filled < MIN_BUCKETS or total.even < MIN_EVEN_BUCKETS:
         held = min(float(total.filled), total.even)
         return [

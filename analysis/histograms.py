@@ -26,7 +26,7 @@ from kdiff.queries.store import Params
 from kdiff.queries.tables import KIND_GRAPH_LAUNCH, KIND_LAUNCH
 
 _COMPLETION: Final = "completion"
-_MEASURES: Final[dict[Metric, tuple[str, str]]] = {
+MEASURES: Final[dict[Metric, tuple[str, str]]] = {
     "device": ("device", "device"),
     "completion": (KIND_LAUNCH, _COMPLETION),
     "launch": (KIND_LAUNCH, "call"),
@@ -69,11 +69,12 @@ _NOTHING: Final = _Whole(np.empty(0, np.int64), Ordered(np.empty(0, np.int64), n
 class Histograms:
     """One measure of the kernels in `keys` (kernel_key -> index) in a window of whole minutes."""
 
-    def __init__(self, source: Source, metric: Metric, keys: Mapping[int, int]) -> None:
-        """Nothing is read yet."""
+    def __init__(self, source: Source, metric: Metric, keys: Mapping[int, int], hosts: int = 0) -> None:
+        """Nothing is read yet. `hosts`: how many these are where they are the stretches."""
         self._source = source
         self._metric = metric
         self._keys = {key: keys[key] for key in sorted(keys)}
+        self._hosts = hosts
         self._samples: dict[tuple[bool, float], dict[int, Sample]] = {}
 
     def ordered(self) -> dict[int, Ordered]:
@@ -86,13 +87,13 @@ class Histograms:
 
     def sample(self, index: int, isolated: bool, q: float) -> Sample | None:
         """As Values.choose. Those of all kernels are read at once. Raises StoreError."""
-        which = isolated and _MEASURES[self._metric][1] == _COMPLETION, q
+        which = isolated and MEASURES[self._metric][1] == _COMPLETION, q
         if which not in self._samples:
             self._samples[which] = self._read(*which)
         return self._samples[which].get(index)
 
     def _query(self, name: str, isolated: bool, keys: Mapping[int, int], more: Params | None = None) -> pa.Table:
-        kind, measure = _MEASURES[self._metric]
+        kind, measure = MEASURES[self._metric]
         asked: dict[str, int | str | list[int]] = {"kind": kind, "measure": measure, "isolated": int(isolated)}
         return self._source.query_rolled(name, asked | {"keys": list(keys)} | dict(more or {}))
 
@@ -110,7 +111,8 @@ class Histograms:
         }
 
     def _read(self, isolated: bool, q: float) -> dict[int, Sample]:
-        found = self._tails(isolated, q, self._whole(isolated), self._keys)
+        # Of hosts each one's own quantile is asked for, which may lie far below that of all of them.
+        found = self._tails(isolated, q, {} if self._hosts else self._whole(isolated), self._keys)
         changed = {key: index for key, index in self._keys.items() if index in found and found[index] is None}
         if changed:
             found |= self._tails(isolated, q, {}, changed)
@@ -125,6 +127,7 @@ class Histograms:
         """
         floors = {index: whole.floor(q) for index, whole in wholes.items()}
         buckets, width = self._source.window.buckets()
+        buckets = self._hosts or buckets
         read = self._query(
             "tails", isolated, keys, {"bucket_ns": width, "floors": [floors.get(index, 0) for index in keys.values()]}
         )
@@ -152,7 +155,15 @@ class Histograms:
                 tick = device_tick(ordered.values, ordered.counts)
             per_bucket = np.bincount(bucket[total], counts[total], buckets).astype(np.float64)
             samples[one] = Sample(
-                durations[single], bucket[single], buckets, counts[single], tick, True, below, per_bucket
+                durations[single],
+                bucket[single],
+                buckets,
+                counts[single],
+                tick,
+                binned=True,
+                below=below,
+                per_bucket=per_bucket,
+                clustered=bool(self._hosts),
             )
         return samples
 

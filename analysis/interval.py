@@ -40,6 +40,10 @@ class Sample:
         below: further durations, all below those in `durations_ns`, of which is not told when each began; None: none.
             Quantiles that lie among them cannot be judged.
         per_bucket: shape (T,), with `below`: how many of all durations began in each stretch.
+        weights: shape (m,), how much each launch of an entry counts, > 0; None: all alike. Only ratios of them matter.
+        strata: shape (m,), with `weights`: the stratum of each entry, >= 0; None: all are of one.
+        told_from: with `weights`: of durations up to this the stretches are not told; quantiles there cannot be judged.
+        clustered: the stretches are hosts, independent of each other and in no order.
 
     Raises:
         ValueError: if the shapes or the types are others, a duration is negative, or a bucket is outside [0, buckets).
@@ -53,6 +57,10 @@ class Sample:
     binned: bool = False
     below: quantiles.Ordered | None = None
     per_bucket: NDArray[np.float64] | None = None
+    weights: NDArray[np.float64] | None = None
+    strata: NDArray[np.int32] | None = None
+    told_from: int = -1
+    clustered: bool = False
 
     @property
     def size(self) -> int:
@@ -82,6 +90,13 @@ class Sample:
             raise ValueError("a window has at least one bucket")
         if (self.below is None) != (self.per_bucket is None):
             raise ValueError("durations that are told as a whole come with how many began in each bucket")
+        if self.weights is not None:
+            if self.weights.shape != self.bucket.shape or not (np.isfinite(self.weights) & (self.weights > 0)).all():
+                raise ValueError("weights are a vector of positive numbers as long as the durations")
+            if self.below is not None:
+                raise ValueError("weighted durations are told one by one")
+        if self.strata is not None and (self.weights is None or self.strata.shape != self.bucket.shape):
+            raise ValueError("strata come with weights, one for each duration")
         if self.durations_ns.size == 0:
             return
         least = int(self.durations_ns.min())
@@ -110,6 +125,11 @@ class TailEstimate:
         binned: that of the sample.
         steps: shape (m,), `value` and the distinct durations above it, ns, ascending.
         evidence: shape (m,), t statistic against "the quantile lies above this step", non-decreasing.
+        weighted: the distribution that the quantile is of, where durations have weights; None: that of `ordered`.
+        informative: launches of one weight that would tell as much of the quantile; n where all have one.
+        clustered: that of the sample.
+        levels: shape (T,), of a clustered sample the same quantile of each host's launches, ns; NaN where they are
+            too few to have one. None of others.
     """
 
     ordered: quantiles.Ordered = field(repr=False)
@@ -124,6 +144,10 @@ class TailEstimate:
     binned: bool
     steps: NDArray[np.int64] = field(repr=False)
     evidence: NDArray[np.float64] = field(repr=False)
+    weighted: quantiles.Weighted | None = field(default=None, repr=False)
+    informative: float = math.inf
+    clustered: bool = False
+    levels: NDArray[np.float64] | None = field(default=None, repr=False)
 
     @property
     def se(self) -> float:
@@ -148,10 +172,13 @@ class TailEstimate:
             raise ValueError(f"the error rate of a limit lies in (0, 0.5], not {alpha}")
         critical = max(0.0, -student_quantile(self.nu, alpha))
         low = self.q - critical * self.se
-        lower = float(quantiles.quantile(self.ordered, low)) if low > 0.0 else -math.inf
+        lower = float(self._quantile(low)) if low > 0.0 else -math.inf
         first = int(self.evidence.searchsorted(critical))
         upper = float(self.steps[first]) if first < self.steps.size else math.inf
         return lower, upper
+
+    def _quantile(self, p: float) -> int:
+        return quantiles.quantile(self.ordered, p) if self.weighted is None else self.weighted.quantile(p)
 
     def rounding(self, alpha: float) -> float:
         """By how much the logarithms of the quantile and its limits may be off because durations are binned."""
@@ -193,14 +220,20 @@ def tail_estimate(sample: Sample, q: float, inflation: float = 1.0) -> TailEstim
 
     `inflation` >= 1 multiplies the standard error: history may show that it is too small.
 
+    Of durations with weights, or in hosts, see weighted.
+
     Raises:
-        ValueError: if the sample is empty, q is not in (0, 1), or its quantile lies in `below`.
+        ValueError: if the sample is empty, q is not in (0, 1), or its quantile lies among what is not told one by one.
     """
     n = sample.size
     if not 0.0 < q < 1.0:
         raise ValueError(f"the quantile lies in (0, 1), not {q}")
     if n == 0:
         raise ValueError("a quantile needs at least one value")
+    if sample.weights is not None or sample.clustered:
+        from kdiff.analysis.weighted import weighted_estimate  # it builds on this module
+
+        return weighted_estimate(sample, q, inflation)
     ordered = sample.ordered
     value = quantiles.quantile(ordered, q)
     if sample.below is not None and sample.below.size and value <= sample.below.values[-1]:
@@ -264,7 +297,7 @@ def ratio_interval(before: TailEstimate, after: TailEstimate, alpha: float) -> R
 
     A duration below one tick is read as one tick, so that a quantile of zero has a logarithm. A limit is
     infinite where one of the windows does not bound its quantile on the side that matters. Rounding to bins does not
-    even out by chance: the limits are moved by all of it.
+    even out by chance: the limits are moved by all of it. Of hosts both this and what `among_hosts` says must hold.
     """
     tick = joint_quantum(before, after)
     logs, rounding = [], 0.0
@@ -272,8 +305,33 @@ def ratio_interval(before: TailEstimate, after: TailEstimate, alpha: float) -> R
         limits = estimate.limits(alpha)
         logs.append(_logs(estimate.value, *limits, tick))
         rounding += bins.rounding(*limits) if estimate.binned else 0.0
-    found = mover(*logs)
+    found = among_hosts(mover(*logs), before, after, alpha, tick)
     return RatioLimits(found.log_ratio, found.low - rounding, found.high + rounding)
+
+
+def among_hosts(
+    found: RatioLimits, before: TailEstimate, after: TailEstimate, alpha: float, tick: int, shift: int = 0
+) -> RatioLimits:
+    """Limits that hold for the means of the hosts' own log quantiles, too, by Welch's t (Biometrika 34 (1947) 28).
+
+    Where hosts differ by more than their launches do, the tail of all launches is one host's, whose exceedances do not
+    show how rare such hosts are. `shift`, ns, is taken off each quantile. Those without hosts are returned as they are.
+    """
+    if before.levels is None or after.levels is None:
+        return found
+    logs = []
+    for levels in (before.levels, after.levels):
+        known = levels[np.isfinite(levels)] - shift
+        if known.size < 2 or (shift and known.min() < tick):
+            return RatioLimits(found.log_ratio, -math.inf, math.inf)
+        logs.append(np.log(np.maximum(known, tick)))
+    errors = [float(values.var(ddof=1)) / values.size for values in logs]
+    theta = float(logs[1].mean() - logs[0].mean())
+    reach = 0.0
+    if sum(errors) > 0.0:
+        freedom = sum(errors) ** 2 / sum(e * e / (values.size - 1) for e, values in zip(errors, logs, strict=True))
+        reach = max(0.0, -student_quantile(max(1, math.floor(freedom + 1e-9)), alpha)) * math.sqrt(sum(errors))
+    return RatioLimits(found.log_ratio, min(found.low, theta - reach), max(found.high, theta + reach))
 
 
 def mover(before: tuple[float, float, float], after: tuple[float, float, float]) -> RatioLimits:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kdiff.analysis.calibration import Excess
+from kdiff.analysis.context import failing_more
 from kdiff.analysis.interval import Sample, tail_estimate
 from kdiff.analysis.measure import NO_DEVICE_TIME, Plan
 from kdiff.analysis.pairing import pairing_reason
@@ -58,22 +59,30 @@ def kernel_row(plan: Plan, judgement: Judgement, max_loss: float) -> KernelRepor
         ci=judgement.ci,
         p_regressed=judgement.p_regressed,
         margin=judgement.margin,
+        adjusted_ratio=judgement.adjusted_ratio,
+        adjusted_ci=judgement.adjusted_ci,
         reasons=tuple(reasons),
         isolated=plan.isolated,
         before_names=pair.old,
         paired_by=pair.by,
+        mix=judgement.mix,
     )
 
 
 def calibrated(
-    row: KernelReport, samples: tuple[Sample | None, Sample | None], excess: Excess, decides: bool, policy: Policy
+    row: KernelReport,
+    samples: tuple[Sample | None, Sample | None],
+    excess: Excess,
+    decides: bool,
+    policy: Policy,
+    inflation: float = 1.0,
 ) -> KernelReport:
-    """The row with what its bound says of the device."""
+    """The row with what its bound says of the device; `inflation` as in judging.judge_all."""
     before, after = samples
     if before is None or after is None:
         return row
-    estimates = tail_estimate(before, policy.quantile), tail_estimate(after, policy.quantile)
-    calibration = calibration_report(*estimates, excess, decides, policy.alpha_pass)
+    estimates = [tail_estimate(sample, policy.quantile, inflation) for sample in (before, after)]
+    calibration = calibration_report(estimates[0], estimates[1], excess, decides, policy.alpha_pass)
     reason = calibration_reason(calibration, policy.quantile)
     return replace(row, calibration=calibration, reasons=(reason, *row.reasons))
 
@@ -89,6 +98,8 @@ def _doubts(plan: Plan, max_loss: float) -> list[_Doubt]:
         failed = _share(counts.failed, counts.launches)
         if failed > max_loss:
             doubts.append(_Doubt(f"{failed:.1%} {where} failed and have no time.", bars_pass_only=True))
+        if side == "after" and not failed > max_loss and (why := failing_more(pair.before, counts)):
+            doubts.append(_Doubt(why, bars_pass_only=True))
         if plan.metric and plan.isolated and counts.isolated < MIN_ISOLATED_SHARE * counts.ran:
             share = f"{_share(counts.isolated, counts.ran):.1%} {where}"
             reason = f"{NO_DEVICE_TIME}: the isolated launches, {share}, are too few to speak for the kernel."

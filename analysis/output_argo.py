@@ -31,7 +31,8 @@ def document(report: Report) -> dict[str, Any]:
     """The verdict as plain values."""
     compared = [k for k in report.kernels if k.verdict not in NOT_COMPARED]
     regressed = [k for k in compared if k.verdict is Verdict.REGRESSED]
-    ratios = [k.ratio for k in compared if k.ratio is not None and math.isfinite(k.ratio)]
+    shapes = [k.mix.worst.ratio for k in compared if k.mix and k.mix.decides and k.mix.worst]
+    ratios = [ratio for ratio in (*(k.ratio for k in compared), *shapes) if ratio is not None and math.isfinite(ratio)]
     worst = compared[0] if compared else None  # by verdict, then by ratio
     return {
         "schema": SCHEMA,

@@ -9,19 +9,37 @@ from typing import Any, Final
 
 from kdiff.analysis.quantiles import Quantiles
 from kdiff.analysis.report import (
+    Arm,
     Calibration,
+    CleaningStep,
     DeviceReport,
+    HistoryReport,
     KernelReport,
+    Load,
     Measured,
+    MixReport,
     Queue,
     Report,
     Scheduling,
+    StratumReport,
     WindowReport,
 )
+from kdiff.analysis.surroundings import ControlsReport, GpuReport
 from kdiff.analysis.verdict import NOT_COMPARED
 from kdiff.analysis.window import utc
 
 SCHEMA: Final = "kdiff/1"
+_READINGS: Final = (
+    "sm_clock_mhz",
+    "sm_clock_p5_mhz",
+    "power_w",
+    "temperature_c",
+    "temperature_max_c",
+    "utilization",
+    "memory_utilization",
+    "memory_used_bytes",
+    "memory_total_bytes",
+)
 
 
 def render(report: Report, width: int = 0, colour: bool = False) -> str:
@@ -48,6 +66,9 @@ def document(report: Report) -> dict[str, Any]:
         "rare_time": finite(report.rare_time),
         "notes": list(report.notes),
         "warnings": list(report.warnings),
+        "history": None if report.history is None else _history(report.history),
+        "arms": None if report.arms is None else _arms(*report.arms),
+        "controls": [_controls(controls) for controls in report.controls],
     }
 
 
@@ -69,6 +90,67 @@ def _window(report: WindowReport) -> dict[str, Any]:
         "buckets": report.buckets,
         "bucket_ns": report.bucket_ns,
         "device": None if report.device is None else _device(report.device),
+        "gpus": [_gpu(gpu) for gpu in report.gpus],
+        "cleaning": [_cleaning(step) for step in report.cleaning],
+    }
+
+
+def _cleaning(step: CleaningStep) -> dict[str, Any]:
+    return {**asdict(step), "left_out": not step.why}
+
+
+def _gpu(gpu: GpuReport) -> dict[str, Any]:
+    readings = {name: finite(getattr(gpu, name)) for name in _READINGS}
+    return {
+        "host": gpu.host,
+        "gpu_uuid": gpu.gpu_uuid,
+        "parent_uuid": gpu.parent_uuid,
+        "model": gpu.model,
+        "samples": gpu.samples,
+        "busy": finite(gpu.busy),
+        **readings,
+        "throttled": {name: finite(share) for name, share in gpu.throttled.items()},
+        "neighbours": list(gpu.neighbours),
+    }
+
+
+def _controls(report: ControlsReport) -> dict[str, Any]:
+    return {
+        "metric": report.metric,
+        "n": report.n,
+        "common_ratio": finite(report.common_ratio),
+        "ci": limits(report.ci),
+        "apart": report.apart,
+        "adjusted": report.adjusted,
+    }
+
+
+def _arms(control: Arm, canary: Arm) -> dict[str, Any]:
+    return {
+        name: {"hosts": list(arm.hosts), "service": arm.service}
+        for name, arm in (("control", control), ("canary", canary))
+    }
+
+
+def _history(report: HistoryReport) -> dict[str, Any]:
+    return {
+        "made_at": utc(report.made_at_ns),
+        "from": utc(report.from_ns),
+        "to": utc(report.to_ns),
+        "from_ns": report.from_ns,
+        "to_ns": report.to_ns,
+        "window_ns": report.window_ns,
+        "pairs": report.pairs,
+        "tolerance": finite(report.tolerance),
+        "factor_low": finite(report.factor_low),
+        "factor_high": finite(report.factor_high),
+        "unknown": report.unknown,
+        "comparisons": report.comparisons,
+        "regressed": report.regressed,
+        "regressed_limit": finite(report.regressed_limit),
+        "runs": report.runs,
+        "runs_regressed": report.runs_regressed,
+        "runs_regressed_limit": finite(report.runs_regressed_limit),
     }
 
 
@@ -102,15 +184,46 @@ def _kernel(kernel: KernelReport) -> dict[str, Any]:
         "ci": limits(kernel.ci),
         "p_regressed": finite(kernel.p_regressed),
         "margin": finite(kernel.margin),
-        "mix_effect": None,
+        "adjusted_ratio": finite(kernel.adjusted_ratio),
+        "adjusted_ci": limits(kernel.adjusted_ci),
+        "mix_effect": None if kernel.mix is None else finite(kernel.mix.mix_effect),
         "reasons": list(kernel.reasons),
         "metrics": {m.metric: _measured(m, judged) for m, judged in _measures(kernel)},
         "calibration": None if kernel.calibration is None else _calibration(kernel.calibration),
         "queue": {"before": _queue(kernel.queue_before), "after": _queue(kernel.queue_after)},
         "scheduling": {"before": _waits(kernel.scheduling_before), "after": _waits(kernel.scheduling_after)},
         "before_names": list(kernel.before_names),
+        "mix": None if kernel.mix is None else _mix(kernel.mix),
+        "load": {"before": _load(kernel.load_before), "after": _load(kernel.load_after)},
         "paired_by": kernel.paired_by if kernel.verdict not in NOT_COMPARED else None,
+        "widened": finite(kernel.widened),
     }
+
+
+def _mix(mix: MixReport) -> dict[str, Any]:
+    return {
+        "raw_ratio": finite(mix.raw_ratio),
+        "kernel_effect": finite(mix.kernel_effect),
+        "mix_effect": finite(mix.mix_effect),
+        "support_before": finite(mix.support_before),
+        "support_after": finite(mix.support_after),
+        "strata": [_stratum(stratum) for stratum in mix.strata],
+        "worst": None if mix.worst is None else _stratum(mix.worst),
+        "decides": mix.decides,
+    }
+
+
+def _stratum(stratum: StratumReport) -> dict[str, Any]:
+    return asdict(stratum) | {
+        "share_before": finite(stratum.share_before),
+        "share_after": finite(stratum.share_after),
+        "ratio": finite(stratum.ratio),
+        "ci": limits(stratum.ci),
+    }
+
+
+def _load(load: Load | None) -> dict[str, float | None] | None:
+    return None if load is None else {name: finite(value) for name, value in asdict(load).items()}
 
 
 def _queue(queue: Queue | None) -> dict[str, Any] | None:

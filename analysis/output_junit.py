@@ -5,6 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree as ET
 
 from kdiff.analysis import output_text as text
+from kdiff.analysis.output_cleaning import cleaning_line
 from kdiff.analysis.report import EXIT_OK, KernelReport, Report, statistic
 from kdiff.analysis.verdict import Verdict
 from kdiff.queries.printable import printable
@@ -27,12 +28,15 @@ def render(report: Report, width: int = 0, colour: bool = False) -> str:
     )
     properties = ET.SubElement(suite, "properties")
     for name, value in (
-        ("before", str(report.before.window)),
-        ("after", str(report.after.window)),
+        (report.sides[0], text.side_text(report, 0)),
+        (report.sides[1], text.side_text(report, 1)),
         ("verdict", report.verdict.value),
         ("judged", text.judged_line(report)),
     ):
         ET.SubElement(properties, "property", name=name, value=value)
+    for side, window in zip(report.sides, (report.before, report.after), strict=True):
+        if told := cleaning_line(window):
+            ET.SubElement(properties, "property", name=f"cleaning {side}", value=printable(told))
     suite.extend(cases)
     output = ET.SubElement(suite, "system-out")
     output.text = printable(text.headline(report))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from kdiff.analysis import output_text as text
+from kdiff.analysis.output_cleaning import cleaning_line
 from kdiff.analysis.report import KernelReport, Measured, Report, quantile_name
 from kdiff.queries.printable import printable
 
@@ -15,13 +16,17 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~&$@])")
 def render(report: Report, width: int = 0, colour: bool = False) -> str:
     """The verdict, both windows, a table of the kernels and the reasons."""
     named = quantile_name(report.quantile)
+    before, after = report.sides
     lines = [f"### kdiff: {_escape(text.headline(report))}", ""]
-    for name, window in (("before", report.before), ("after", report.after)):
-        lines.append(f"- **{name}** {text.window_line(window)}: {text.window_facts(window)}")
+    for place, (name, window) in enumerate(zip(report.sides, (report.before, report.after), strict=True)):
+        arm = f", {_escape(text.arm_line(report.arms[place]))}" if report.arms else ""
+        lines.append(f"- **{name}** {text.window_line(window)}{arm}: {text.window_facts(window)}")
+        if told := cleaning_line(window):
+            lines[-1] += f"; {_escape(printable(told))}"
     lines += [f"- **judged** {text.judged_line(report)}", ""]
     if report.kernels:
         lines += [
-            f"| kernel | verdict | {named} before | {named} after | change | interval | launches | metric |",
+            f"| kernel | verdict | {named} {before} | {named} {after} | change | interval | launches | metric |",
             "|---|---|--:|--:|--:|---|--:|---|",
         ]
         shared = text.shared_reasons(report)

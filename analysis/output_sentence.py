@@ -24,6 +24,9 @@ def render(report: Report, width: int = 0, colour: bool = False) -> str:
 def sentence(report: Report) -> str:
     """Plain text on one line, at most MOST_CELLS wide, with nothing in it that moves a cursor or calls people."""
     windows = f" ({_window(report.after)} against {_window(report.before)})."
+    if report.arms:
+        control, canary = map(text.arm_brief, report.arms)
+        windows = f" (canary on {canary} against control on {control}, {_window(report.after)})."
     line = _CALL.sub(r"\g<0> ", f"kdiff: {text.headline(report, _HEADLINE)}").rstrip(".")
     return shorten(line, MOST_CELLS - cells(windows), 0.9) + windows
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, Literal
 
 from kdiff.analysis import output_text as text
+from kdiff.analysis.output_cleaning import cleaning_line
 from kdiff.analysis.report import KernelReport, Measured, Report
 from kdiff.queries.printable import cells, printable, shorten
 
@@ -24,6 +25,7 @@ _COLOURS: Final = {
 }
 _MIN_NAME: Final = 16
 _MAX_NAME: Final = 100
+_LEAST_NAME: Final = 8
 _NOT_JUDGED: Final = "not judged"
 Cell = Callable[[KernelReport | Measured], str]
 
@@ -32,9 +34,13 @@ def render(report: Report, width: int, colour: bool) -> str:
     """The report in lines of at most `width` cells (40 at least)."""
     width = max(width, 40)
     lines: list[str] = []
-    for name, window in (("before", report.before), ("after", report.after)):
+    for place, (name, window) in enumerate(zip(report.sides, (report.before, report.after), strict=True)):
         lines += text.wrap(f"{name:<7} {text.window_line(window)}", width, 8)
+        if report.arms:
+            lines += text.wrap(f"        {text.arm_line(report.arms[place])}", width, 8)
         lines += text.wrap(f"        {text.window_facts(window)}; {window.store}", width, 8)
+        if told := cleaning_line(window):
+            lines += text.wrap(f"        {printable(told)}", width, 8)
     lines += text.wrap(f"judged  {text.judged_line(report)}", width, 8)
     if report.kernels:
         shared = text.shared_reasons(report)
@@ -55,15 +61,16 @@ def render(report: Report, width: int, colour: bool) -> str:
 
 def _table(report: Report, width: int, colour: bool, shared: dict[str, int]) -> Iterable[str]:
     # In the order in which they are given room; change and verdict are always there.
+    before, after = report.sides
     optional: dict[str, Cell] = {
-        "before": lambda m: text.duration(m.value_before),
-        "after": lambda m: text.duration(m.value_after),
+        before: lambda m: text.duration(m.value_before),
+        after: lambda m: text.duration(m.value_after),
         "interval": lambda m: text.interval(m.ci),
         "launches": lambda m: f"{text.count(m.n_before)}/{text.count(m.n_after)}",
         "metric": lambda m: m.metric,
         "p50 change": _p50_change,
-        "p50 before": lambda m: _p50(m, "before"),
-        "p50 after": lambda m: _p50(m, "after"),
+        f"p50 {before}": lambda m: _p50(m, "before"),
+        f"p50 {after}": lambda m: _p50(m, "after"),
     }
     change: Cell = lambda m: text.change(m.ratio)  # noqa: E731
     measures = [measure for k in report.kernels for measure in k.others]
@@ -77,14 +84,14 @@ def _table(report: Report, width: int, colour: bool, shared: dict[str, int]) -> 
     for title in optional:
         needed = widths[title] + 1
         # Columns beyond those that a verdict cannot be read without must leave the names their room.
-        name = _MIN_NAME if len(chosen) < 3 else min(wanted, 40 if len(chosen) < 5 else 60)
+        name = _MIN_NAME if len(chosen) < 3 else min(max(wanted, _LEAST_NAME), 40 if len(chosen) < 5 else 60)
         if used + needed + name > width:
             continue
         chosen.append(title)
         used += needed
-    room = max(min(max([wanted, *(len(m.metric) + 2 for m in measures)]), width - used), 8)
+    room = max(min(max([wanted, *(len(m.metric) + 2 for m in measures)]), width - used), _LEAST_NAME)
     names = text.short_names([k.kernel for k in report.kernels], room)
-    first = [title for title in chosen if title in ("before", "after")]
+    first = [title for title in chosen if title in report.sides]
     titles = [*first, "change", *(title for title in chosen if title not in first)]
     columns = [(optional | {"change": change})[title] for title in titles]
 

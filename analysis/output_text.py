@@ -8,7 +8,16 @@ import textwrap
 from collections import Counter
 
 from kdiff.analysis.counts import is_graph
-from kdiff.analysis.report import GROUP_METRIC, KernelReport, Measured, Report, WindowReport, quantile_name, statistic
+from kdiff.analysis.report import (
+    GROUP_METRIC,
+    Arm,
+    KernelReport,
+    Measured,
+    Report,
+    WindowReport,
+    quantile_name,
+    statistic,
+)
 from kdiff.analysis.verdict import NOT_COMPARED, UNDECIDED, Verdict
 from kdiff.analysis.window import length_text, utc_short
 from kdiff.queries.printable import cells, printable, shorten
@@ -26,6 +35,7 @@ _CUTS: tuple[tuple[bool, float | None], ...] = (
 _ARGUMENT = re.compile(r"--map '(?:[^']|'\"'\"')*'")
 _NAMESPACES = re.compile(r"\b(?:[A-Za-z_]\w*::)+")
 _SHARED_BY = 3
+_HOSTS = 8
 _MEASURES = {
     "device": "device time",
     "completion": "completion",
@@ -105,10 +115,12 @@ def headline(report: Report, width: int = 200) -> str:
     if report.verdict is Verdict.REGRESSED:
         worst = next(k for k in report.kernels if k.verdict is Verdict.REGRESSED)
         others = sum(k.verdict is Verdict.REGRESSED for k in report.kernels) - 1
-        moved = f", {duration(worst.value_before)} -> {duration(worst.value_after)}"
+        shape = worst.mix.worst if worst.mix and worst.mix.decides else None
+        part, where = (shape, f" at {shape.name}") if shape else (worst, "")
+        moved = f", {duration(part.value_before)} -> {duration(part.value_after)}"
         more = f", and {others} more" if others else ""
-        core = f" {statistic(worst.metric, report.quantile)} {change(worst.ratio)}"
-        full = f"{core} {interval(worst.ci)} ({worst.metric})"
+        core = f" {statistic(worst.metric, report.quantile)}{where} {change(part.ratio)}"
+        full = f"{core} {interval(part.ci)} ({worst.metric})"
         # One line if it can be: the table above has what is dropped here.
         for facts in (full + moved + more, full + more, core + more):
             line = _with_name("REGRESSED: ", worst.kernel, facts, width)
@@ -119,7 +131,8 @@ def headline(report: Report, width: int = 200) -> str:
     if report.verdict is Verdict.PASS:
         metrics = " and ".join(sorted({k.metric for k in compared}))
         noun = "kernel" if len(compared) == 1 else "kernels"
-        return f"PASS: {len(compared)} {noun}, none over +{100 * report.tolerance:g}% at {named} ({metrics})"
+        over = "its tolerance" if report.own_tolerances else f"+{100 * report.tolerance:g}%"
+        return f"PASS: {len(compared)} {noun}, none over {over} at {named} ({metrics})"
     if report.cause:
         return f"{report.word}: {printable(report.cause)}"
     undecided = [k for k in compared if k.verdict in UNDECIDED]
@@ -135,6 +148,30 @@ def window_line(window: WindowReport) -> str:
     """The window in full, in UTC."""
     bounds = window.window
     return f"{utc_short(bounds.from_ns)} .. {utc_short(bounds.to_ns)} ({length_text(bounds.length_ns)})"
+
+
+def arm_line(arm: Arm) -> str:
+    """An arm's hosts, the first few, and its service."""
+    return f"{arm_brief(arm)}: {arm_hosts(arm)}"
+
+
+def arm_brief(arm: Arm) -> str:
+    """How many hosts an arm has, and its service."""
+    number = "1 host" if len(arm.hosts) == 1 else f"{len(arm.hosts):,} hosts"
+    return f"{number} of {shorten(printable(arm.service), 60)}" if arm.service else number
+
+
+def arm_hosts(arm: Arm) -> str:
+    """The first few of an arm's hosts."""
+    shown = ", ".join(printable(host) for host in arm.hosts[:_HOSTS])
+    more = len(arm.hosts) - _HOSTS
+    return f"{shown} and {more:,} more" if more > 0 else shown
+
+
+def side_text(report: Report, place: int) -> str:
+    """A side's window, and the hosts of an arm; `place` 0 is before, or control."""
+    window = str((report.before, report.after)[place].window)
+    return f"{window}, {arm_line(report.arms[place])}" if report.arms else window
 
 
 def window_facts(window: WindowReport) -> str:
@@ -154,12 +191,16 @@ def window_facts(window: WindowReport) -> str:
 def judged_line(report: Report) -> str:
     """What is judged, how strictly, and how the windows are cut."""
     cuts = [f"{w.buckets} x {length_text(w.bucket_ns)}" for w in (report.before, report.after)]
+    if report.arms:
+        cuts = [f"{len(arm.hosts):,}" for arm in report.arms]
     if report.metric not in _MEASURES:
-        return "nothing: no kernel has times in both windows that may decide"
+        return f"nothing: no kernel has times in both {'arms' if report.arms else 'windows'} that may decide"
     what = _MEASURES[report.metric]
     cut = cuts[0] if cuts[0] == cuts[1] else " and ".join(cuts)
-    strict = f"tolerance {100 * report.tolerance:g}%, 90% intervals"
-    return f"{statistic(report.metric, report.quantile)} of {what}, {strict}, {cut} stretches"
+    unit = "hosts each" if report.arms and cuts[0] == cuts[1] else "hosts" if report.arms else "stretches"
+    own = f" ({report.own_tolerances} by the policy file)" if report.own_tolerances else ""
+    strict = f"tolerance {100 * report.tolerance:g}%{own}, 90% intervals"
+    return f"{statistic(report.metric, report.quantile)} of {what}, {strict}, {cut} {unit}"
 
 
 def shared_reasons(report: Report) -> dict[str, int]:

@@ -121,8 +121,8 @@ def pair_kernels(
         by: PairedBy = "map" if name in mapped else "canonical" if old_names else "name"
         pairs.append(Pair(name, renamed.get(name, NONE), left_after.get(name, NONE), old_names, by))
     if patterns:
-        chosen = [p for p in pairs if any(_matches(name, patterns) for name in (p.kernel, *p.old))]
-        grouped = [g for g in groups if any(_matches(name, patterns) for name, _ in (*g.before, *g.after))]
+        chosen = [p for p in pairs if any(matches(name, patterns) for name in (p.kernel, *p.old))]
+        grouped = [g for g in groups if any(matches(name, patterns) for name, _ in (*g.before, *g.after))]
         if (pairs or groups) and not chosen and not grouped:
             ran = _examples(p.kernel for p in [*pairs, *(g.pair for g in groups)])
             raise PairingError(f"no kernel matches {' or '.join(map(show, patterns))}: these ran: {ran}")
@@ -188,7 +188,7 @@ def _left_out(name: str, counts: Counts, window: str) -> str:
     return f"{show(name)} {ran} ({counts.ran:,} launches): these are left out"
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
+def matches(name: str, patterns: Sequence[str]) -> bool:
     """A graph, whose name has those of kernels in it, only where the pattern begins as such names do."""
     if is_graph(name):
         patterns = [pattern for pattern in patterns if pattern.startswith("(graph")]

@@ -91,6 +91,31 @@ class Ordered:
         return int(self.values[self._until.searchsorted(place)])
 
 
+@dataclass(frozen=True, eq=False)
+class Weighted:
+    """Values in order, each with the weight of those up to it.
+
+    Attributes:
+        values: shape (m,), ascending, ns.
+        until: shape (m,), sums of weights, ascending; the last one is the weight of all.
+    """
+
+    values: NDArray[np.int64]
+    until: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, values: NDArray[np.int64], weights: NDArray[np.float64]) -> Weighted:
+        """From values in any order, shapes (n,)."""
+        order = np.lexsort((weights, values))  # sums must not depend on the order of rows
+        return cls(values[order], np.cumsum(weights[order]))
+
+    def quantile(self, p: float) -> int:
+        """The smallest value up to which at least the share p of the weight lies; near a tie as `rank`."""
+        total = float(self.until[-1])
+        needed = p * total - 1e-9 * (total + total / self.until.size)
+        return int(self.values[min(int(self.until.searchsorted(needed)), self.values.size - 1)])
+
+
 def quantile(ordered: Ordered, p: float) -> int:
     """The p-quantile in ns. Raises ValueError as `rank` does."""
     return ordered.at(rank(ordered.size, p))

@@ -13,6 +13,7 @@ from kdiff.analysis.interval import Sample
 from kdiff.analysis.measure import Plan, unlike
 from kdiff.analysis.pairing import show
 from kdiff.analysis.report import DeviceReport, WindowReport
+from kdiff.analysis.surroundings import GpuReport
 
 MIN_COVERAGE: Final = 0.9
 """Below this share of a window recorded, the reader is warned."""
@@ -131,24 +132,25 @@ def window_report(
     recording: Recording,
     loss: float | None,
     busy: float | None = None,
+    gpus: tuple[GpuReport, ...] = (),
 ) -> WindowReport:
     """One window as the output formats tell it."""
     count, width = evidence.window.buckets()
-    total = sum(census.values(), Counts())
     return WindowReport(
         window=evidence.window,
         store=evidence.store.name,
-        launches=total.launches,
-        executions=total.executions,
-        failed=total.failed,
-        captured=total.captured,
-        unresolved=total.unresolved,
+        launches=sum(counts.launches for counts in census.values()),
+        executions=sum(counts.executions for counts in census.values()),
+        failed=sum(counts.failed for counts in census.values()),
+        captured=sum(counts.captured for counts in census.values()),
+        unresolved=sum(counts.unresolved for counts in census.values()),
         lost=recording.lost,
         loss=loss,
         coverage=recording.coverage,
         buckets=count,
         bucket_ns=width,
         device=device_report(evidence.device, busy),
+        gpus=gpus,
     )
 
 

@@ -16,7 +16,7 @@ from kdiff.queries.printable import printable, quoted
 _WRITE: Final = "write OLD=NEW, or A+B=C for a fusion, each the name of a kernel that ran"
 _LIKE: Final = 256  # characters of a name that is compared with others
 _MOST_LIKE: Final = 2_000  # names that it is compared with
-_MOST_BYTES: Final = 1 << 20
+MOST_BYTES: Final = 1 << 20
 _WAIT_S: Final = 10.0  # for what writes into a pipe
 _TOLD: Final = 3  # entries of files that were not used: a list of what was renamed over time has many
 
@@ -57,8 +57,8 @@ def read_file(path: str) -> tuple[Entry, ...]:
     where = f"--map-file {show(path)}"
     form = 'write tables [[map]] with old = "..." and new = "...", each a name or a list of names'
     try:
-        raw = _read(path)
-        if len(raw) > _MOST_BYTES:
+        raw = read_bytes(path)
+        if len(raw) > MOST_BYTES:
             raise PairingError(f"{where} has more than 1 MiB: {form}")
         found = tomllib.loads(raw.decode("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
@@ -172,16 +172,16 @@ def show(name: str) -> str:
     return quoted(name)
 
 
-def _read(path: str) -> bytes:
-    """Up to _MOST_BYTES and one more, of a pipe too. Raises OSError, also where nothing writes into it for _WAIT_S."""
+def read_bytes(path: str) -> bytes:
+    """Up to MOST_BYTES and one more, of a pipe too. Raises OSError, also where nothing writes into it for _WAIT_S."""
     parts, length = [], 0
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        while length <= _MOST_BYTES:
+        while length <= MOST_BYTES:
             if not select.select([file], [], [], _WAIT_S)[0]:
                 raise TimeoutError(f"nothing was written into it for {_WAIT_S:.0f} s")
             try:
-                part = os.read(file, _MOST_BYTES + 1 - length)
+                part = os.read(file, MOST_BYTES + 1 - length)
             except BlockingIOError:
                 continue
             if not part:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kdiff.analysis.quantiles import Quantiles
+from kdiff.analysis.surroundings import ControlsReport, GpuReport
 from kdiff.analysis.verdict import Verdict
 from kdiff.analysis.window import Window
 
@@ -43,6 +44,26 @@ class DeviceReport:
 
 
 @dataclass(frozen=True, slots=True)
+class CleaningStep:
+    """What one step of cleaning leaves out of a window, or would.
+
+    Attributes:
+        step: copies, clock, lossy, twice, warm_up or autotune, see docs/guide-kdiff.md.
+        found: how many segments, stretches, processes or bursts.
+        launches, executions: that lie in them; of copies the rows of their tables.
+        cut_ns: how long they are, summed over hosts or processes.
+        why: why they are judged all the same; '' where they are left out.
+    """
+
+    step: str
+    found: int
+    launches: int
+    executions: int
+    cut_ns: int
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class WindowReport:
     """One window and how well it was recorded.
 
@@ -56,6 +77,8 @@ class WindowReport:
         coverage: the share of the window in which an agent recorded.
         buckets, bucket_ns: the equal stretches it is cut into.
         device: how well the device timed it; None where it did not.
+        cleaning: what was left out of it before it was judged, and is in none of the counts above but `lost`.
+        gpus: what the GPUs of its hosts did, where they were sampled.
     """
 
     window: Window
@@ -71,6 +94,79 @@ class WindowReport:
     buckets: int
     bucket_ns: int
     device: DeviceReport | None = None
+    gpus: tuple[GpuReport, ...] = ()
+    cleaning: tuple[CleaningStep, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StratumReport:
+    """The launches of one shape of a kernel, see strata; times in ns.
+
+    Attributes:
+        name: in words.
+        grid, block: ceil(log2) of the blocks of a launch and of the threads of a block; None where it has none to tell.
+        gpu_model, in_graph: of the launches; '' and False where that is not known.
+        share_before, share_after: of the launches judged.
+        compared: whether both windows have enough of it to be compared.
+        tested: whether it was judged by itself.
+        value_before, value_after: the judged quantile; None where it was not compared.
+        ratio, ci: after / before, with a 90% interval.
+    """
+
+    name: str
+    grid: int | None
+    block: int | None
+    gpu_model: str
+    in_graph: bool
+    n_before: int
+    n_after: int
+    share_before: float
+    share_after: float
+    compared: bool
+    tested: bool
+    value_before: int | None = None
+    value_after: int | None = None
+    ratio: float | None = None
+    ci: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MixReport:
+    """What of a kernel's ratio is the mix of its shapes.
+
+    Attributes:
+        raw_ratio: after / before of all launches; kernel_effect * mix_effect.
+        kernel_effect: the same at one mix, the ratio that is judged; None where the windows have no shape in common.
+        mix_effect: what the mix makes of it; None where kernel_effect is.
+        support_before, support_after: the share of the launches that are of shapes in common.
+        strata: of each shape, the one with most launches first; those that only one window has are last.
+        worst: the tested one that is slower most surely; None where none was tested.
+        decides: whether the verdict rests on `worst`, not on the ratio at one mix.
+    """
+
+    raw_ratio: float
+    kernel_effect: float | None
+    mix_effect: float | None
+    support_before: float
+    support_after: float
+    strata: tuple[StratumReport, ...]
+    worst: StratumReport | None
+    decides: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How often a kernel ran in a window and for how long, in all of it; None: not known.
+
+    Attributes:
+        launches_per_s: of the host, or executions where these are more, a recorded second.
+        device_ns_per_s: time on the device a second of the window, all of its processes together, ns.
+        device_share: that as a share of the time of all kernels on the device.
+    """
+
+    launches_per_s: float | None
+    device_ns_per_s: float | None
+    device_share: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +212,38 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True)
+class HistoryReport:
+    """What `kdiff calibrate` measured on the service's own history, by which intervals were widened. Times in ns.
+
+    Attributes:
+        made_at_ns, from_ns, to_ns: when, and of which history, Unix ns.
+        window_ns, pairs: the length of its windows, and how many pairs of adjacent ones were judged.
+        tolerance: that of the verdicts on them.
+        factor_low, factor_high: by how much the standard errors of this comparison's kernels were multiplied.
+        unknown: kernels without pairs enough of their own, widened by the factor of all together.
+        comparisons, regressed, regressed_limit: pairs of a kernel's windows, how many of them were REGRESSED with the
+            factors, though nothing was swapped, and the 95% upper limit of that rate.
+        runs, runs_regressed, runs_regressed_limit: the same of pairs of windows in which any kernel was.
+    """
+
+    made_at_ns: int
+    from_ns: int
+    to_ns: int
+    window_ns: int
+    pairs: int
+    tolerance: float
+    factor_low: float
+    factor_high: float
+    unknown: int
+    comparisons: int
+    regressed: int
+    regressed_limit: float
+    runs: int
+    runs_regressed: int
+    runs_regressed_limit: float
+
+
+@dataclass(frozen=True, slots=True)
 class Queue:
     """How one kernel ran among the others in one window.
 
@@ -158,7 +286,9 @@ class KernelReport:
     n_* count the values judged, or the launches where there is nothing to judge by. `others` are the measures that
     both windows have beside the judged one, for information; empty where they were not asked for. `before_names` are
     the kernel's names in the before window where they are others, and `paired_by` says who paired them: name, map,
-    canonical or group. Of a group `value_*` are means.
+    canonical or group. Of a group `value_*` are means. `adjusted_*`: of the ratio beyond what the controls share; None
+    where verdicts are not adjusted.
+    `widened` is the factor of its standard errors that the history gave.
     """
 
     kernel: str
@@ -184,6 +314,12 @@ class KernelReport:
     queue_after: Queue | None = None
     scheduling_before: Scheduling | None = None
     scheduling_after: Scheduling | None = None
+    mix: MixReport | None = None
+    load_before: Load | None = None
+    load_after: Load | None = None
+    adjusted_ratio: float | None = None
+    adjusted_ci: tuple[float, float] | None = None
+    widened: float = 1.0
 
     @property
     def judged(self) -> Measured:
@@ -202,6 +338,14 @@ class RareKernel:
 
 
 @dataclass(frozen=True, slots=True)
+class Arm:
+    """What one side of a comparison at the same time ran on: its hosts, and its service ('': all of theirs)."""
+
+    hosts: tuple[str, ...]
+    service: str
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """A comparison.
 
@@ -212,6 +356,10 @@ class Report:
             where it is larger.
         notes: what the reader must know to read the verdict, one sentence each.
         warnings: what may be wrong with the data, one sentence each.
+        history: what intervals were widened by; None where the store holds no calibration that fits.
+        arms: control and canary where `before` and `after` are these, in one window; None where they are two windows.
+        controls: what the control kernels of each measure did, where there are enough.
+        own_tolerances: kernels whose tolerance is not `tolerance`.
     """
 
     verdict: Verdict
@@ -228,6 +376,15 @@ class Report:
     rare_time: float = 0.0
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    history: HistoryReport | None = None
+    arms: tuple[Arm, Arm] | None = None
+    controls: tuple[ControlsReport, ...] = ()
+    own_tolerances: int = 0
+
+    @property
+    def sides(self) -> tuple[str, str]:
+        """What people call the two sides."""
+        return ("control", "canary") if self.arms else ("before", "after")
 
     @property
     def word(self) -> str:

@@ -31,11 +31,13 @@ class Total:
         spent: shape (stretches,), the device time of all executions that began in each, ns.
         launches: shape (stretches,), executions of the group's first kernel.
         tick: the timer's tick, summed over the kernels of the group, ns.
+        clustered: the stretches are hosts, as in interval.Sample.
     """
 
     spent: NDArray[np.float64]
     launches: NDArray[np.float64]
     tick: int
+    clustered: bool = False
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> Total:
@@ -46,7 +48,7 @@ class Total:
             spent += np.bincount(sample.bucket, sample.durations_ns, stretches)
         launches = np.bincount(samples[0].bucket, minlength=stretches).astype(np.float64)
         tick = sum(sample.tick or timer_quantum(Ordered.of(sample.durations_ns)) for sample in samples)
-        return cls(spent, launches, tick)
+        return cls(spent, launches, tick, samples[0].clustered)
 
     @property
     def n(self) -> int:
@@ -77,11 +79,15 @@ class Total:
         """Standard error of log(mean) and its degrees of freedom.
 
         Of the residuals spent_t - mean launches_t: their long-run variance by the cosines of interval.py, and at least
-        that of independent stretches, over the sum of `spent` (the delta method).
+        that of independent stretches, over the sum of `spent` (the delta method). Of H hosts H / (H - 1) times that of
+        independent stretches, with H - 1 degrees of freedom.
         """
         held = self._held
-        nu = degrees_of_freedom(self.filled)
         residuals = self.spent[held] - self.mean * self.launches[held]
+        if self.clustered:
+            nu = max(1, self.filled - 1)
+            return math.sqrt(self.filled / nu * float(residuals @ residuals)) / float(self.spent.sum()), nu
+        nu = degrees_of_freedom(self.filled)
         variance = max(float(long_run(cosines(self.filled, nu) @ residuals)), float(residuals @ residuals))
         return math.sqrt(variance) / float(self.spent.sum()), nu
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ from kdiff.analysis.window import Window
 from kdiff.queries.store import Params
 from kdiff.queries.tables import KIND_GRAPH_LAUNCH, KIND_LAUNCH
 
-_QUERIES: Final[dict[Metric, tuple[str, dict[str, str]]]] = {
+QUERIES: Final[dict[Metric, tuple[str, dict[str, str]]]] = {
     "device": ("samples_device", {}),
     "completion": ("samples_completion", {"kind": KIND_LAUNCH}),
     "launch": ("samples_launch", {}),
@@ -61,17 +61,20 @@ class RowValues:
         sample = self.sample
         if isolated and self.isolated is not None:
             only = self.isolated
-            sample = Sample(sample.durations_ns[only], sample.bucket[only], sample.buckets)
+            sample = replace(sample, durations_ns=sample.durations_ns[only], bucket=sample.bucket[only])
         return sample if sample.size else None
 
 
-def read_rows(source: Source, metric: Metric, keys: Mapping[int, int], outside: bool) -> dict[int, Values]:
-    """As Evidence.values, from rows. Raises StoreError."""
+def read_rows(
+    source: Source, metric: Metric, keys: Mapping[int, int], outside: bool, hosts: int = 0
+) -> dict[int, Values]:
+    """As Evidence.values, from rows. `hosts`: how many these are where they are the stretches. Raises StoreError."""
     buckets, width = source.window.buckets()
+    buckets = hosts or buckets
     asked: dict[str, int | str | list[int]] = {"bucket_ns": width, "keys": sorted(keys)}
     if metric != "device":
         asked["outside"] = int(outside)
-    query, of_kind = _QUERIES[metric]
+    query, of_kind = QUERIES[metric]
     read = source.query(query, asked | of_kind)
     if not read.num_rows:
         return {}
@@ -81,7 +84,10 @@ def read_rows(source: Source, metric: Metric, keys: Mapping[int, int], outside: 
     isolated = column(read, "isolated", np.uint8).astype(np.bool_) if "isolated" in read.column_names else None
     del read
     return {
-        one: RowValues(Sample(values[rows], bucket[rows], buckets), None if isolated is None else isolated[rows])
+        one: RowValues(
+            Sample(values[rows], bucket[rows], buckets, clustered=bool(hosts)),
+            None if isolated is None else isolated[rows],
+        )
         for one, rows in by_index(index)
     }
 

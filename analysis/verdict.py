@@ -10,8 +10,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from kdiff.analysis.quantiles import Quantiles
+
+if TYPE_CHECKING:
+    from kdiff.analysis.controls import Common
+    from kdiff.analysis.report import MixReport
 
 MIN_EXCEEDANCES = 20
 """Launches above the quantile that a window must hold (2,000 launches at p99)."""
@@ -95,6 +100,10 @@ class Judgement:
         margin: the tolerance, or 2 ticks of the timer if that is more.
         quantum_ns: the tick of the timer seen in the data; 1 if none shows.
         reasons: sentences for people.
+        adjusted_ratio, adjusted_ci: of the ratio beyond what the control kernels share, see controls; None where the
+            verdict is not adjusted. `p_regressed` is then of both ratios.
+        common: what the control kernels of its measure did; None where there are too few.
+        mix: what it was compared at, where it has several strata; `value_*`, `ratio` and `ci` are then at one mix.
     """
 
     verdict: Verdict
@@ -110,6 +119,10 @@ class Judgement:
     margin: float
     quantum_ns: int
     reasons: tuple[str, ...]
+    adjusted_ratio: float | None = None
+    adjusted_ci: tuple[float, float] | None = None
+    common: Common | None = None
+    mix: MixReport | None = None
 
 
 def values_needed(quantile: float) -> int:

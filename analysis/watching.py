@@ -14,6 +14,7 @@ from kdiff.analysis.interval import Sample, tail_estimate
 from kdiff.analysis.measure import ALIKE, MetricChoice, Plan, choose
 from kdiff.analysis.pairing import pair_kernels
 from kdiff.analysis.sequential import EProcess
+from kdiff.analysis.tolerances import Tolerance, tolerance_of
 from kdiff.analysis.verdict import QUANTA, Policy, values_needed
 from kdiff.analysis.window import NS, Window
 from kdiff.queries.errors import KdiffError, StoreError
@@ -56,6 +57,7 @@ class Options:
         max_loss: a stretch that lost more is left out.
         stretch_ns: the length of a stretch.
         patience_ns: how long after its end a stretch is waited for where an agent has not accounted for all of it.
+        tolerances: those of single kernels.
     """
 
     metric: MetricChoice = "auto"
@@ -64,6 +66,7 @@ class Options:
     max_loss: float = 0.01
     stretch_ns: int = 60 * NS
     patience_ns: int = 120 * NS
+    tolerances: Sequence[Tolerance] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,9 @@ def read_baseline(evidence: Evidence, options: Options) -> Baseline:
         estimate = tail_estimate(sample, quantile)
         upper = estimate.limits(options.policy.alpha_regressed)[1]
         if math.isfinite(upper):
-            margin = max(options.policy.tolerance, QUANTA * estimate.quantum / max(estimate.value, estimate.quantum))
+            own = tolerance_of((name,), options.tolerances)
+            tolerance = options.policy.tolerance if own is None else own
+            margin = max(tolerance, QUANTA * estimate.quantum / max(estimate.value, estimate.quantum))
             threshold = upper * (1.0 + margin) * math.exp(estimate.rounding(options.policy.alpha_regressed))
             kernels.append(Watched(name, metric, isolated, threshold, EProcess(quantile)))
     too_rare = len(judged) - len(kernels)

@@ -47,6 +47,7 @@ _SHARDED_BY: Final = {
     "device_hours": "cityHash64(host)",
     "hours_since": "toUnixTimestamp(since)",
     "verdicts": "cityHash64(kernel_name)",
+    "calibrations": "cityHash64(service)",
     "schema_versions": "version",
 }
 _VERSIONS: Final = """CREATE TABLE IF NOT EXISTS schema_versions{suffix}{on_cluster}

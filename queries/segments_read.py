@@ -50,11 +50,17 @@ class UnreadableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A readable segment. No row of it is outside [first_ns, last_ns]; None where the footer does not say."""
+    """A readable segment. No row of it is outside [first_ns, last_ns]; None where the footer does not say.
+
+    `size`: of the file, bytes. `footer_size`: of the footer in it.
+    """
 
     path: Path
     first_ns: int | None = None
     last_ns: int | None = None
+    rows: int = 0
+    size: int = 0
+    footer_size: int = 0
 
     def overlaps(self, from_ns: int, to_ns: int) -> bool:
         """Whether a row may lie in [from_ns, to_ns)."""
@@ -132,7 +138,8 @@ def read_footer(path: Path, table: str, schema: pa.Schema) -> Segment:
     if problem:
         raise UnreadableError(problem)
     first, last = _TIMES.get(table, ("", ""))
-    return Segment(path.absolute(), _bound(footer, first, min), _bound(footer, last, max))
+    bounds = _bound(footer, first, min), _bound(footer, last, max)
+    return Segment(path.absolute(), *bounds, footer.num_rows, info.st_size, footer.serialized_size)
 
 
 def _bound(footer: pq.FileMetaData, column: str, of: Callable[[list[int]], int]) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from types import TracebackType
@@ -14,8 +14,10 @@ from kdiff.queries import connection
 from kdiff.queries.address import Address
 from kdiff.queries.errors import StoreError
 from kdiff.queries.migrations import check
+from kdiff.queries.narrowing import Narrowing
 from kdiff.queries.printable import printable
-from kdiff.queries.store import Params, load_sql
+from kdiff.queries.segments_read import Segment
+from kdiff.queries.store import Bound, Params, narrowed
 
 MEMORY_BYTES: Final = 16 << 30
 """What one query may take of the server's memory; above half of it, groups and sorts go to its disk."""
@@ -57,15 +59,20 @@ class ServerStore:
         """The tables keep roll-ups for longer than rows."""
         return True
 
-    def query(self, name: str, params: Params | None = None) -> pa.Table:
-        """Run queries/sql/`name`.sql with `params` (bare names, as in {from_ns:Int64}).
+    @property
+    def copies(self) -> Mapping[str, Sequence[Segment]]:
+        """None: a server takes each segment once, by its token."""
+        return {}
+
+    def query(self, name: str, params: Params | None = None, narrowing: Narrowing | None = None) -> pa.Table:
+        """Run queries/sql/`name`.sql with `params` (bare names, as in {from_ns:Int64}), of what `narrowing` leaves.
 
         Where the server goes away the query runs once more, on the next of its hosts that answers. Raises StoreError.
         """
-        sql = load_sql(name)
+        _, sql, asked = narrowed(name, params, narrowing)
         client = self._open()
         try:
-            return self._ask(client, sql, params or {})
+            return self._ask(client, sql, asked)
         except Exception as error:
             if not connection.is_lost(error):
                 raise connection.explain(error, self.address) from error
@@ -75,7 +82,7 @@ class ServerStore:
                 self._client = connection.connect(self.address)
             client = self._open()
         with explained(self.address):
-            return self._ask(client, sql, params or {})
+            return self._ask(client, sql, asked)
 
     def close(self) -> None:
         """Close the connection. Safe to repeat."""
@@ -89,7 +96,7 @@ class ServerStore:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.close()
 
-    def _ask(self, client: Any, sql: str, params: Params) -> pa.Table:
+    def _ask(self, client: Any, sql: str, params: Bound) -> pa.Table:
         return _strings(client.query_arrow(sql, parameters=dict(params), settings=dict(self._bounds)))
 
     def _open(self) -> Any:

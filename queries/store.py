@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import uuid
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -24,15 +24,21 @@ from typing import Any, Final, Protocol, Self
 
 import pyarrow as pa
 
+from kdiff.queries import segments_twice
 from kdiff.queries.address import Address, is_address
 from kdiff.queries.errors import StoreError
+from kdiff.queries.narrowing import Narrowing, Values
 from kdiff.queries.printable import printable
-from kdiff.queries.segments_read import SUFFIX, scan
+from kdiff.queries.segments_read import SUFFIX, Segment, scan
 from kdiff.queries.tables import NULLABLE, TABLES
 
 Params = Mapping[str, int | str | list[int]]
+Bound = Mapping[str, Values]
+"""Params, and those of a narrowing."""
 
 _ATTEMPTS: Final = 5
+_MOST_DATABASES: Final = 32
+"""For so many windows tables are kept: who reads a history window by window needs those of the last few."""
 _SAFE_PATH: Final = re.compile(r"[A-Za-z0-9_./+-]+")  # no globs, quotes, braces or archive separators
 _ENGINE_TYPES: Final = {
     pa.int32(): "Int32",
@@ -63,8 +69,12 @@ class Store(Protocol):
     def expires(self) -> bool:
         """Whether rows may be gone whose roll-ups are still there."""
 
-    def query(self, name: str, params: Params | None = None) -> pa.Table:
-        """Run queries/sql/`name`.sql. Raises StoreError."""
+    @property
+    def copies(self) -> Mapping[str, Sequence[Segment]]:
+        """The segments of each table that are left out since another has the same bytes."""
+
+    def query(self, name: str, params: Params | None = None, narrowing: Narrowing | None = None) -> pa.Table:
+        """Run queries/sql/`name`.sql, of what `narrowing` leaves. Raises StoreError."""
 
     def close(self) -> None:
         """Release what the store holds. Safe to repeat."""
@@ -78,6 +88,15 @@ def load_sql(name: str) -> str:
     return resources.files("kdiff.queries").joinpath("sql", f"{name}.sql").read_text(encoding="utf-8")
 
 
+def narrowed(name: str, params: Params | None, narrowing: Narrowing | None) -> tuple[str, str, Bound]:
+    """`name`, the text of that query and its parameters, of what `narrowing` leaves. Raises NotNarrowedError."""
+    asked = params or {}
+    if narrowing is None:
+        return name, load_sql(name), asked
+    sql, more = narrowing.narrow(name, load_sql(name))
+    return name, sql, {**asked, **more}
+
+
 class CaptureStore:
     """A capture directory, read-only, as it was when opened; an agent may go on writing to it.
 
@@ -88,8 +107,9 @@ class CaptureStore:
         """Open the capture at `root`. Raises StoreError with one sentence that names the mend."""
         snapshot = scan(root)
         self.root = root
-        self._files = snapshot.files
-        self._warnings = snapshot.warnings
+        self._copies = segments_twice.copies(snapshot.files)
+        self._files = segments_twice.without(snapshot.files, self._copies)
+        self._warnings = [*snapshot.warnings, *segments_twice.warnings(self._copies)]
         self._links = Path(tempfile.mkdtemp(prefix="kdiff-", dir=_safe_temporary_root()))
         self._remove_links = weakref.finalize(self, shutil.rmtree, str(self._links), ignore_errors=True)
         self._client: Any = None
@@ -111,6 +131,11 @@ class CaptureStore:
         return self._warnings
 
     @property
+    def copies(self) -> Mapping[str, Sequence[Segment]]:
+        """The segments of each table that are left out since another has the same bytes."""
+        return {table: list(its) for table, its in self._copies.items()}
+
+    @property
     def concurrent(self) -> bool:
         """No: the embedded engine does one thing at a time."""
         return False
@@ -120,13 +145,13 @@ class CaptureStore:
         """Never: the roll-ups of a capture are made from its rows."""
         return False
 
-    def query(self, name: str, params: Params | None = None) -> pa.Table:
-        """Run queries/sql/`name`.sql with `params` (bare names, as in {from_ns:Int64}).
+    def query(self, name: str, params: Params | None = None, narrowing: Narrowing | None = None) -> pa.Table:
+        """Run queries/sql/`name`.sql with `params` (bare names, as in {from_ns:Int64}), of what `narrowing` leaves.
 
         A segment that vanished or turns out torn is left out with a warning and the query runs again, so that
         one answer never mixes two sets of files. Raises StoreError.
         """
-        return self._run(load_sql(name), name, params or {})
+        return self._run(*narrowed(name, params, narrowing))
 
     def close(self) -> None:
         """Drop the tables and the links. Safe to repeat."""
@@ -145,7 +170,7 @@ class CaptureStore:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.close()
 
-    def _tables_for(self, params: Params) -> str:
+    def _tables_for(self, params: Bound) -> str:
         """The database whose tables hold the segments that a query with `params` may need."""
         window = None
         start, end = params.get("from_ns"), params.get("to_ns")
@@ -154,6 +179,8 @@ class CaptureStore:
             if not all(segment.overlaps(start, end) for segment in every):
                 window = (start, end)
         if window not in self._databases:
+            while len(self._databases) >= _MOST_DATABASES:
+                self._forget(next(iter(self._databases)))
             try:
                 self._databases[window] = self._create_tables(window)
             except OSError as error:
@@ -179,7 +206,14 @@ class CaptureStore:
         self._client.command(f"CREATE VIEW {database}.kernel_bins AS {load_sql('bins_of_rows')}")
         return database
 
-    def _run(self, sql: str, name: str, params: Params) -> pa.Table:
+    def _forget(self, window: tuple[int, int] | None) -> None:
+        """Drop the tables of a window; they are made again where they are asked for."""
+        database = self._databases.pop(window)
+        self._client.database = None
+        self._client.command(f"DROP DATABASE IF EXISTS {database}")
+        shutil.rmtree(self._links / database, ignore_errors=True)
+
+    def _run(self, name: str, sql: str, params: Bound) -> pa.Table:
         from clickhouse_connect.driver.exceptions import ClickHouseError
 
         if self._client is None:

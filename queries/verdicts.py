@@ -10,8 +10,6 @@ import contextlib
 import heapq
 import json
 import os
-import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -20,7 +18,8 @@ from typing import Any, Final, Protocol
 from kdiff.queries.address import Address, is_address
 from kdiff.queries.connection import known_settings
 from kdiff.queries.errors import StoreError
-from kdiff.queries.locks import lock, open_regular
+from kdiff.queries.kept_values import value_of, write_all
+from kdiff.queries.locks import held, open_regular
 from kdiff.queries.printable import printable
 from kdiff.queries.server import ServerStore, explained, open_client
 from kdiff.queries.store import CaptureStore, Params, Store, capture_path
@@ -29,10 +28,9 @@ FILE: Final = "verdicts.jsonl"
 OLDER: Final = "verdicts.1.jsonl"
 """FILE as it was when it reached MOST_BYTES; what was OLDER then is gone."""
 MOST_BYTES: Final = 64 << 20
-_PATIENCE_S: Final = 10.0
 _TABLE: Final = "verdicts"
 # A run is one block: it is there whole or not at all, and once however often the insert is sent.
-_INSERT: Final = {
+ONE_BLOCK: Final = {
     "async_insert": 0,
     "insert_deduplicate": 1,
     "distributed_foreground_insert": 1,
@@ -143,14 +141,14 @@ class CaptureLog:
             return
         line = _line(run)
         try:
-            with _locked(self.root) as file:
-                size = os.fstat(file.fd).st_size
-                torn = size > 0 and os.pread(file.fd, 1, size - 1) != b"\n"
+            with _locked(self.root) as fd:
+                size = os.fstat(fd).st_size
+                torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
                 try:
-                    _write(file.fd, b"\n" + line if torn else line)
-                    os.fsync(file.fd)
+                    write_all(fd, b"\n" + line if torn else line)
+                    os.fsync(fd)
                 except OSError:
-                    os.ftruncate(file.fd, size)
+                    os.ftruncate(fd, size)
                     raise
         except OSError as error:
             raise StoreError(
@@ -187,7 +185,7 @@ class ServerLog:
             return
         rows = [[list(v) if isinstance(v, tuple) else v for v in asdict(verdict).values()] for verdict in run]
         with open_client(self.address) as client, explained(self.address):
-            settings = known_settings(client, {**_INSERT, "insert_deduplication_token": run[0].run_id})
+            settings = known_settings(client, {**ONE_BLOCK, "insert_deduplication_token": run[0].run_id})
             client.insert(_TABLE, rows, list(COLUMNS), settings=settings)
 
     def read(self, wanted: Wanted) -> Found:
@@ -232,49 +230,15 @@ def _line(run: list[KeptVerdict]) -> bytes:
     return json.dumps(document, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-@dataclass(slots=True)
-class _locked:  # noqa: N801  # reads as a statement: with _locked(root) as file
+@contextlib.contextmanager
+def _locked(root: Path) -> Iterator[int]:
     """FILE, open to append and locked against other writers, put aside first where it has grown too large."""
-
-    root: Path
-    fd: int = -1
-
-    def __enter__(self) -> _locked:
-        until = time.monotonic() + _PATIENCE_S
-        while True:
-            self.fd = open_regular(self.root / FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-            try:
-                self._lock(until)
-                if self._is_current():
-                    if os.fstat(self.fd).st_size < MOST_BYTES:
-                        return self
-                    os.rename(self.root / FILE, self.root / OLDER)
-            except BaseException:
-                os.close(self.fd)
-                raise
-            os.close(self.fd)
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.fd)
-
-    def _lock(self, until: float) -> None:
-        while not lock(self.fd):
-            if time.monotonic() > until:
-                raise StoreError(f"{printable(str(self.root / FILE))} is locked by another kdiff: see what it does")
-            time.sleep(0.01)
-
-    def _is_current(self) -> bool:
-        """Whether the file was not put aside by the one that had the lock before."""
-        try:
-            return os.path.samestat(os.fstat(self.fd), os.lstat(self.root / FILE))
-        except FileNotFoundError:
-            return False
-
-
-def _write(fd: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(fd, left) :]
+    while True:
+        with held(root / FILE) as fd:
+            if os.fstat(fd).st_size < MOST_BYTES:
+                yield fd
+                return
+            os.rename(root / FILE, root / OLDER)
 
 
 def _read(path: Path, wanted: Wanted, warnings: list[str]) -> Iterator[KeptVerdict]:
@@ -305,7 +269,7 @@ def _run(line: bytes, wanted: Wanted) -> list[KeptVerdict]:
     document = json.loads(line)
     of_run = {name: document[name] for name in _OF_A_RUN}
     # Most of a long file is of other kernels: only what is wanted is looked at.
-    kernels = [kernel for kernel in document["kernels"] if wanted.kernel(_value("str", kernel["kernel_name"]))]
+    kernels = [kernel for kernel in document["kernels"] if wanted.kernel(value_of("str", kernel["kernel_name"]))]
     if of_run["judged_at_ns"] < wanted.since_ns or wanted.service not in (None, of_run["service"]):
         return []
     return [_verdict(of_run | {name: kernel[name] for name in _OF_A_KERNEL}) for kernel in kernels]
@@ -313,25 +277,7 @@ def _run(line: bytes, wanted: Wanted) -> list[KeptVerdict]:
 
 def _verdict(row: dict[str, Any]) -> KeptVerdict:
     """Raises ValueError, TypeError or KeyError where a value is not of its column."""
-    verdict = KeptVerdict(**{name: _value(_TYPES[name], row[name]) for name in COLUMNS})
+    verdict = KeptVerdict(**{name: value_of(_TYPES[name], row[name]) for name in COLUMNS})
     if verdict.before_from_ns >= verdict.before_to_ns or verdict.after_from_ns >= verdict.after_to_ns:
         raise ValueError("a window ends after it starts")
     return verdict
-
-
-def _value(kind: str, value: Any) -> Any:
-    if value is None and kind.endswith("| None"):
-        return None
-    if kind.startswith("tuple"):
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise TypeError(kind)
-        return tuple(value)
-    if kind == "str":
-        if not isinstance(value, str):
-            raise TypeError(kind)
-        return value
-    # JSON's integers have no bound: one may be no time, nor fit into a float.
-    most = 2**63 - 1 if kind.startswith("int") else sys.float_info.max
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
-        raise TypeError(kind)
-    return int(value) if kind.startswith("int") else float(value)

@@ -11,7 +11,7 @@ from unittest import mock
 
 from jsonschema import Draft202012Validator
 
-from kdiff.analysis import history, listing, output_argo, output_json
+from kdiff.analysis import history, history_output, listing, output_argo, output_json
 from kdiff.analysis.command_schema import SchemaName, schema
 
 
@@ -53,6 +53,7 @@ def held() -> Iterator[None]:
         (output_argo, "document", SchemaName.ARGO, as_it_is),
         (listing, "as_json", SchemaName.KERNELS, json.loads),
         (history, "as_json", SchemaName.HISTORY, json.loads),
+        (history_output, "as_json", SchemaName.CALIBRATE, json.loads),
     )
     patches = [
         mock.patch.object(module, attribute, checked(name, getattr(module, attribute), read))

@@ -9,6 +9,6 @@ WHERE kind = {kind:String}
     AND ({isolated:UInt8} = 0 OR alone = 1)
     AND timestamp_ns >= {from_ns:Int64}
     AND timestamp_ns < {to_ns:Int64}
-    AND ({service:String} = '' OR service = {service:String})
+    AND ({service:String} = '' OR service = {service:String}) /* AND scope(host, pid, timestamp_ns) */
     AND kernel_key IN {keys:Array(UInt64)}
 GROUP BY kernel_key, bin

@@ -16,7 +16,7 @@ FROM
         AND batch_launches = 1
         AND status = 0
         AND bitAnd(flags, 1) = 0
-        AND ({service:String} = '' OR service = {service:String})
+        AND ({service:String} = '' OR service = {service:String}) /* AND scope(host, pid, timestamp_ns) */
         AND cityHash64(kernel_name) IN {keys:Array(UInt64)}
         AND cityHash64(timestamp_ns) % transform(cityHash64(kernel_name), {keys:Array(UInt64)}, {every:Array(UInt64)}, 1) = 0
 ) AS launches
@@ -25,7 +25,7 @@ GLOBAL INNER JOIN
     SELECT host, pid, kernel_name, timestamp_ns - queue_ns AS launched_ns, duration_ns
     FROM kernel_executions
     WHERE queue_ns > 0
-        AND ({service:String} = '' OR service = {service:String})
+        AND ({service:String} = '' OR service = {service:String}) /* AND scope(host, pid, timestamp_ns) */
         AND cityHash64(kernel_name) IN {keys:Array(UInt64)}
         AND cityHash64(timestamp_ns - queue_ns)
             % transform(cityHash64(kernel_name), {keys:Array(UInt64)}, {every:Array(UInt64)}, 1) = 0

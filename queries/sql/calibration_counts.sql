@@ -10,7 +10,7 @@ WHERE kind = 'launch'
     AND batch_launches = 1
     AND status = 0
     AND bitAnd(flags, 1) = 0
-    AND ({service:String} = '' OR service = {service:String})
+    AND ({service:String} = '' OR service = {service:String}) /* AND scope(host, pid, timestamp_ns) */
     AND (empty({keys:Array(UInt64)}) OR cityHash64(kernel_name) IN {keys:Array(UInt64)})
 GROUP BY kernel_name
 ORDER BY kernel_name

@@ -31,7 +31,7 @@ FROM
     WHERE kind IN ('launch', 'graph_launch')
         AND timestamp_ns >= {from_ns:Int64}
         AND timestamp_ns < {to_ns:Int64}
-        AND ({service:String} = '' OR service = {service:String})
+        AND ({service:String} = '' OR service = {service:String}) /* AND scope(host, pid, timestamp_ns) */
 )
 GROUP BY kind, kernel_name
 ORDER BY kind, kernel_name

@@ -11,6 +11,6 @@ SELECT
 FROM kernel_executions
 WHERE timestamp_ns >= {from_ns:Int64}
     AND timestamp_ns < {to_ns:Int64}
-    AND ({service:String} = '' OR service = {service:String})
+    AND ({service:String} = '' OR service = {service:String}) /* AND scope(host, pid, timestamp_ns) */
 GROUP BY kernel_name, host, pid
 ORDER BY kernel_name, host, pid

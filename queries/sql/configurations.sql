@@ -21,7 +21,7 @@ FROM
     FROM kernel_executions
     WHERE timestamp_ns >= {from_ns:Int64}
         AND timestamp_ns < {to_ns:Int64}
-        AND ({service:String} = '' OR service = {service:String})
+        AND ({service:String} = '' OR service = {service:String}) /* AND scope(host, pid, timestamp_ns) */
         AND cityHash64(kernel_name) IN {keys:Array(UInt64)}
     GROUP BY kernel_key, grid_x, grid_y, grid_z, block_x, block_y, block_z, registers, shared_bytes, local_bytes
 )

@@ -12,5 +12,5 @@ SELECT
 FROM device_windows
 WHERE to_ns > {from_ns:Int64}
     AND from_ns < {to_ns:Int64}
-    AND ({service:String} = '' OR service = {service:String})
+    AND ({service:String} = '' OR service = {service:String}) /* AND scope(host) */
 ORDER BY host, pid, from_ns, to_ns

@@ -14,7 +14,7 @@ FROM kernel_executions
 WHERE timestamp_ns >= {from_ns:Int64}
     AND timestamp_ns < {to_ns:Int64}
     AND duration_ns >= 0
-    AND ({service:String} = '' OR service = {service:String})
+    AND ({service:String} = '' OR service = {service:String}) /* AND scope(host, pid, timestamp_ns) */
     AND bitAnd(
         (intDiv(timestamp_ns - {from_ns:Int64}, {bucket_ns:Int64}) * {slices:Int64} + intDiv((timestamp_ns - {from_ns:Int64}) % {bucket_ns:Int64}, {slice_ns:Int64})) * 2654435769,
         4294967295

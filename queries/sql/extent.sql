@@ -5,7 +5,7 @@ SELECT
     min(timestamp_ns) AS first_ns,
     max(timestamp_ns) AS last_ns
 FROM cuda_events
-WHERE {service:String} = '' OR service = {service:String}
+WHERE ({service:String} = '' OR service = {service:String}) /* AND scope(host) */
 UNION ALL
 SELECT
     'kernel_executions' AS source,
@@ -13,7 +13,7 @@ SELECT
     min(timestamp_ns) AS first_ns,
     max(timestamp_ns) AS last_ns
 FROM kernel_executions
-WHERE {service:String} = '' OR service = {service:String}
+WHERE ({service:String} = '' OR service = {service:String}) /* AND scope(host) */
 UNION ALL
 SELECT
     'agent_health' AS source,
@@ -21,4 +21,4 @@ SELECT
     min(from_ns) AS first_ns,
     max(to_ns) AS last_ns
 FROM agent_health
-WHERE {service:String} = '' OR service IN ('', {service:String})
+WHERE ({service:String} = '' OR service IN ('', {service:String})) /* AND scope(host?) */

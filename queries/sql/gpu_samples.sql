@@ -22,5 +22,5 @@ SELECT
 FROM gpu_samples
 WHERE timestamp_ns >= {from_ns:Int64}
     AND timestamp_ns < {to_ns:Int64}
-    AND ({service:String} = '' OR service IN ('', {service:String}))
+    AND ({service:String} = '' OR service IN ('', {service:String})) /* AND scope(host) */
 ORDER BY host, gpu_uuid, timestamp_ns

@@ -15,7 +15,7 @@ FROM
         WHERE kind = 'graph_launch'
             AND timestamp_ns >= {from_ns:Int64}
             AND timestamp_ns < {to_ns:Int64}
-            AND ({service:String} = '' OR service = {service:String})
+            AND ({service:String} = '' OR service = {service:String}) /* AND scope(host, pid, timestamp_ns) */
         GROUP BY host, pid, kernel_key
         UNION ALL
         SELECT host, pid, toUInt64(0) AS kernel_key, toUInt64(0) AS launched, count() AS timed
@@ -23,7 +23,7 @@ FROM
         WHERE graph_id != 0
             AND timestamp_ns >= {from_ns:Int64}
             AND timestamp_ns < {to_ns:Int64}
-            AND ({service:String} = '' OR service = {service:String})
+            AND ({service:String} = '' OR service = {service:String}) /* AND scope(host, pid, timestamp_ns) */
         GROUP BY host, pid
     )
 )

@@ -9,7 +9,9 @@ SELECT
     events,
     lost_launches,
     lost_syncs,
-    lost_other
+    lost_other,
+    clock_set_ns,
+    slept_ns
 FROM agent_health
 WHERE to_ns > {from_ns:Int64}
     AND from_ns < {to_ns:Int64}
@@ -27,5 +29,5 @@ WHERE to_ns > {from_ns:Int64}
                     AND from_ns < {to_ns:Int64}
             )
         )
-    )
+    ) /* AND scope(host?) */
 ORDER BY from_ns, to_ns

@@ -25,13 +25,13 @@ FROM
         AND bitAnd(flags, 1) = 0 -- captured into a graph: did not run by itself
         AND timestamp_ns >= {from_ns:Int64}
         AND timestamp_ns < {to_ns:Int64}
-        AND ({service:String} = '' OR service = {service:String})
+        AND ({service:String} = '' OR service = {service:String}) /* AND scope(host, pid, timestamp_ns) */
     UNION ALL
     SELECT 'device' AS side, 'launch' AS kind, kernel_name, timestamp_ns, toInt64(0) AS completion_ns, duration_ns
     FROM kernel_executions
     WHERE timestamp_ns >= {from_ns:Int64}
         AND timestamp_ns < {to_ns:Int64}
-        AND ({service:String} = '' OR service = {service:String})
+        AND ({service:String} = '' OR service = {service:String}) /* AND scope(host, pid, timestamp_ns) */
 )
 GROUP BY kind, kernel_name
 ORDER BY kind DESC, device_total_ns DESC, launches DESC, kernel_name

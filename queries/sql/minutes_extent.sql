@@ -5,4 +5,4 @@ SELECT
     min(first_ns) AS first_ns,
     max(last_ns) AS last_ns
 FROM process_minutes
-WHERE {service:String} = '' OR service = {service:String}
+WHERE ({service:String} = '' OR service = {service:String}) /* AND scope(host) */

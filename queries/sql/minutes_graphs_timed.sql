@@ -20,7 +20,7 @@ FROM
         WHERE kind IN ('graph_launch', 'device')
             AND minute >= toDateTime(intDiv({from_ns:Int64}, 1000000000), 'UTC')
             AND minute < toDateTime(intDiv({to_ns:Int64}, 1000000000), 'UTC')
-            AND ({service:String} = '' OR service = {service:String})
+            AND ({service:String} = '' OR service = {service:String}) /* AND scope(host, pid, minute) */
         GROUP BY host, pid, kernel_key
     )
 )

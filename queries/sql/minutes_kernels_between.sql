@@ -25,11 +25,11 @@ FROM
         device_ns,
         toInt64(9223372036854775807) AS first_ns,
         toInt64(-9223372036854775808) AS last_ns
-    FROM kernel_totals
+    FROM kernel_totals /* in scope: kernel_minutes */
     WHERE kind IN ('launch', 'graph_launch', 'device')
         AND minute >= toDateTime(intDiv({from_ns:Int64}, 1000000000), 'UTC')
         AND minute < toDateTime(intDiv({to_ns:Int64}, 1000000000), 'UTC')
-        AND ({service:String} = '' OR service = {service:String})
+        AND ({service:String} = '' OR service = {service:String}) /* AND scope(host, pid, minute) */
     UNION ALL
     SELECT
         if(kind = 'device', 'launch', kind) AS called,
@@ -45,7 +45,7 @@ FROM
     WHERE kind IN ('launch', 'graph_launch', 'device')
         AND minute >= toDateTime(intDiv({from_ns:Int64}, 1000000000), 'UTC')
         AND minute < toDateTime(intDiv({to_ns:Int64}, 1000000000), 'UTC')
-        AND ({service:String} = '' OR service = {service:String})
+        AND ({service:String} = '' OR service = {service:String}) /* AND scope(host, pid, minute) */
 ) AS totals
 GROUP BY called, kernel_name
 HAVING launches > 0 OR executions > 0

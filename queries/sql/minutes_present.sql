@@ -5,5 +5,5 @@ SELECT
 FROM process_minutes
 WHERE minute >= toDateTime(intDiv({from_ns:Int64}, 1000000000), 'UTC')
     AND minute < toDateTime(intDiv({to_ns:Int64}, 1000000000), 'UTC')
-    AND ({service:String} = '' OR service = {service:String})
+    AND ({service:String} = '' OR service = {service:String}) /* AND scope(host, pid, minute) */
 GROUP BY host, minute

@@ -9,6 +9,6 @@ FROM process_minutes AS minutes
 WHERE kind IN ('launch', 'graph_launch')
     AND minute >= toDateTime(intDiv({from_ns:Int64}, 1000000000), 'UTC')
     AND minute < toDateTime(intDiv({to_ns:Int64}, 1000000000), 'UTC')
-    AND ({service:String} = '' OR service = {service:String})
+    AND ({service:String} = '' OR service = {service:String}) /* AND scope(host, pid, minute) */
 GROUP BY host, pid
 ORDER BY host, pid

@@ -9,5 +9,5 @@ WHERE kind = 'device'
     AND minute >= toDateTime(intDiv({from_ns:Int64}, 1000000000), 'UTC')
     AND minute < toDateTime(intDiv({to_ns:Int64}, 1000000000), 'UTC')
     AND minute GLOBAL IN (SELECT toDateTime(arrayJoin({minutes:Array(UInt32)}), 'UTC'))
-    AND ({service:String} = '' OR service = {service:String})
+    AND ({service:String} = '' OR service = {service:String}) /* AND scope(host, pid, minute) */
 GROUP BY kernel_name, host, pid

@@ -9,6 +9,6 @@ FROM cuda_events
 WHERE kind IN ('launch', 'graph_launch')
     AND timestamp_ns >= {from_ns:Int64}
     AND timestamp_ns < {to_ns:Int64}
-    AND ({service:String} = '' OR service = {service:String})
+    AND ({service:String} = '' OR service = {service:String}) /* AND scope(host, pid, timestamp_ns) */
 GROUP BY host, pid
 ORDER BY host, pid

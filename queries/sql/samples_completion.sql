@@ -4,9 +4,9 @@
 -- outside = 1: without those in device windows of their process.
 SELECT
     cityHash64(kernel_name) AS kernel_key,
-    toInt32(intDiv(timestamp_ns - {from_ns:Int64}, {bucket_ns:Int64})) AS bucket,
+    /* by host: events.host */ toInt32(intDiv(timestamp_ns - {from_ns:Int64}, {bucket_ns:Int64})) AS bucket,
     completion_ns AS value,
-    toUInt8(batch_launches = 1) AS isolated
+    toUInt8(batch_launches = 1) AS isolated /* , stratum */
 FROM cuda_events AS events
 GLOBAL LEFT ASOF JOIN
 (
@@ -21,6 +21,6 @@ WHERE kind = {kind:String}
     AND completion_ns > 0
     AND status = 0
     AND bitAnd(flags, 1) = 0
-    AND ({service:String} = '' OR service = {service:String})
+    AND ({service:String} = '' OR service = {service:String}) /* AND scope(events.host, events.pid, events.timestamp_ns) */
     AND cityHash64(kernel_name) IN {keys:Array(UInt64)}
     AND timestamp_ns >= to_ns

@@ -2,8 +2,8 @@
 -- outside = 1: without those in device windows of their process.
 SELECT
     cityHash64(kernel_name) AS kernel_key,
-    toInt32(intDiv(timestamp_ns - {from_ns:Int64}, {bucket_ns:Int64})) AS bucket,
-    duration_ns AS value
+    /* by host: events.host */ toInt32(intDiv(timestamp_ns - {from_ns:Int64}, {bucket_ns:Int64})) AS bucket,
+    duration_ns AS value /* , stratum */
 FROM cuda_events AS events
 GLOBAL LEFT ASOF JOIN
 (
@@ -19,6 +19,6 @@ WHERE kind = 'launch'
     AND bitAnd(flags, 4) = 0
     AND status = 0
     AND bitAnd(flags, 1) = 0
-    AND ({service:String} = '' OR service = {service:String})
+    AND ({service:String} = '' OR service = {service:String}) /* AND scope(events.host, events.pid, events.timestamp_ns) */
     AND cityHash64(kernel_name) IN {keys:Array(UInt64)}
     AND timestamp_ns >= to_ns

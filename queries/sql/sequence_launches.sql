@@ -9,6 +9,6 @@ FROM cuda_events
 WHERE kind = 'launch'
     AND timestamp_ns >= {from_ns:Int64}
     AND timestamp_ns < {to_ns:Int64}
-    AND ({service:String} = '' OR service = {service:String})
+    AND ({service:String} = '' OR service = {service:String}) /* AND scope(host, pid, timestamp_ns) */
 ORDER BY timestamp_ns
 LIMIT {most:Int64}

@@ -8,7 +8,7 @@ FROM
 (
     SELECT
         cityHash64(kernel_name) AS kernel_key,
-        toInt32(intDiv(timestamp_ns - {from_ns:Int64}, {bucket_ns:Int64})) AS bucket,
+        /* by host: host */ toInt32(intDiv(timestamp_ns - {from_ns:Int64}, {bucket_ns:Int64})) AS bucket,
         kernel_bins.bin >= toUInt16(transform(kernel_key, {keys:Array(UInt64)}, {floors:Array(UInt16)}, toUInt16(0))) AS from_floor,
         if(from_floor, kernel_bins.bin, toUInt16(0)) AS bin,
         count() AS met
@@ -18,7 +18,7 @@ FROM
         AND ({isolated:UInt8} = 0 OR alone = 1)
         AND timestamp_ns >= {from_ns:Int64}
         AND timestamp_ns < {to_ns:Int64}
-        AND ({service:String} = '' OR service = {service:String})
+        AND ({service:String} = '' OR service = {service:String}) /* AND scope(host, pid, timestamp_ns) */
         AND kernel_key IN {keys:Array(UInt64)}
     GROUP BY kernel_key, bucket, from_floor, bin
 )

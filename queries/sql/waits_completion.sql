@@ -7,6 +7,8 @@ WITH calls AS
         kind,
         kernel_name,
         service,
+        host,
+        pid,
         timestamp_ns,
         timestamp_ns - clock_offset_ns + if(kind = 'sync', duration_ns, completion_ns) AS end_ns, -- the clock may be steered between the two
         completion_ns,
@@ -38,5 +40,5 @@ WHERE launches.kind = {kind:String}
     AND launches.status = 0
     AND bitAnd(launches.flags, 1) = 0
     AND ({isolated:UInt8} = 0 OR launches.batch_launches = 1)
-    AND ({service:String} = '' OR launches.service = {service:String})
+    AND ({service:String} = '' OR launches.service = {service:String}) /* AND scope(launches.host, launches.pid, launches.timestamp_ns) */
     AND cityHash64(launches.kernel_name) IN {keys:Array(UInt64)}

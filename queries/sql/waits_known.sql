@@ -7,6 +7,6 @@ FROM
     WHERE timestamp_ns >= {from_ns:Int64}
         AND timestamp_ns < {to_ns:Int64}
         AND runnable_ns IS NOT NULL
-        AND ({service:String} = '' OR service = {service:String})
+        AND ({service:String} = '' OR service = {service:String}) /* AND scope(host, pid, timestamp_ns) */
     LIMIT 1
 )

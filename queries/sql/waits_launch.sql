@@ -11,5 +11,5 @@ WHERE kind = 'launch'
     AND bitAnd(flags, 4) = 0
     AND status = 0
     AND bitAnd(flags, 1) = 0
-    AND ({service:String} = '' OR service = {service:String})
+    AND ({service:String} = '' OR service = {service:String}) /* AND scope(host, pid, timestamp_ns) */
     AND cityHash64(kernel_name) IN {keys:Array(UInt64)}

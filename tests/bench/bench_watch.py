@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
-from bench_statistics import MINUTES, RHO, Rng, autoregressive
+from statistics_loads import MINUTES, RHO, Rng, autoregressive
 
 from kdiff.analysis.interval import RECOMMENDED_BUCKETS, Sample, tail_estimate
 from kdiff.analysis.sequential import EProcess

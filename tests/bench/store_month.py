@@ -107,11 +107,15 @@ class Fleet:
             )
         begins = f"{START} + intDiv(number, {self.hosts}) * 10000000000"
         client.command(
-            f"INSERT INTO agent_health SELECT {begins} AS begun, begun + 10000000000, 'serving', {place}, 'both', "
+            "INSERT INTO agent_health (from_ns, to_ns, service, host, layer, events, lost_launches, lost_syncs, "
+            "lost_other, agent_cpu_ns, drain_lag_ns, attached_probes, unresolved_launches) "
+            f"SELECT {begins} AS begun, begun + 10000000000, 'serving', {place}, 'both', "
             f"{100 * self.kernels}, 0, 0, 0, 1000, 0, 12, 0 FROM numbers({minutes * 6 * self.hosts})"
         )
         client.command(
-            f"INSERT INTO device_windows SELECT {begins} AS begun, begun + 1000000000, 'serving', {place}, "
+            "INSERT INTO device_windows (from_ns, to_ns, service, host, pid, container_id, executions, uncollected, "
+            "dropped, lost, clock_error_ns, inside_ns, ended, skipped) "
+            f"SELECT {begins} AS begun, begun + 1000000000, 'serving', {place}, "
             f"4000 + number % {self.hosts}, '', {5 * self.kernels}, 0, 0, 0, 200, 100000, 'duration', 0 "
             f"FROM numbers({minutes * 6 * self.hosts})"
         )

@@ -84,7 +84,7 @@ def test_the_check_of_command_lines_sees_them_and_can_fail() -> None:
             parse(wrong)
 
 
-@pytest.mark.parametrize("name", ["gate", "history", "schema"])
+@pytest.mark.parametrize("name", ["calibrate", "gate", "history", "schema"])
 def test_examples_of_the_help_parse(name: str) -> None:
     [example] = re.findall(r"Example:\s+(kdiff .*)", COMMANDS["kdiff"].commands[name].help)
     assert example.startswith(f"kdiff {name} ")
@@ -104,6 +104,7 @@ def options(command: Any) -> set[str]:
         ("docs/guide-kdiff.md", COMMANDS["kdiff"].commands["import"]),
         ("docs/guide-kdiff.md", COMMANDS["kdiff"].commands["gate"]),
         ("docs/guide-kdiff.md", COMMANDS["kdiff"].commands["history"]),
+        ("docs/guide-kdiff.md", COMMANDS["kdiff"].commands["calibrate"]),
         ("docs/guide-store.md", COMMANDS["kdiff"].commands["export"]),
         ("docs/guide-store.md", COMMANDS["kdiff"].commands["delete"]),
         ("docs/guide-store.md", COMMANDS["kdiff"].commands["migrate"]),

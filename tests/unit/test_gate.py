@@ -46,6 +46,8 @@ def test_what_is_asked_reaches_kdiff_and_nothing_else(start: Start) -> None:
         *("--kernel=b", "--map=a=b", "--tolerance=3%", "--on-undecided=pass", "--label=v 1", "--metric=device"),
         *("--quantile=p99.9", "--format=argo"),
     ]
+    told = json.loads(gate.ask("/verdict?before=-2h&after=-1h&swapped=gelu*&swapped=norm")[2])["argv"]
+    assert [one for one in told if one.startswith("--swapped")] == ["--swapped=gelu*", "--swapped=norm"]
     metadata = {"before": "-2h", "after": "-1h", "kernel": "a\nb", "label": "x"}
     body = {"name": "n", "namespace": "s", "metadata": metadata}
     gate.gate.program = (

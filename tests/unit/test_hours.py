@@ -260,9 +260,9 @@ def test_a_verdict_by_hours_reads_hours_only(server: ServerStore, monkeypatch: p
     asked: dict[str, Params] = {}
     query = server.query
 
-    def noted(name: str, params: Params | None = None) -> pa.Table:
+    def noted(name: str, params: Params | None = None, *more: Any) -> pa.Table:
         asked[name] = params or {}
-        return query(name, params)
+        return query(name, params, *more)
 
     monkeypatch.setattr(server, "query", noted)
     judged(server, True)

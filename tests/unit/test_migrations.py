@@ -217,7 +217,7 @@ def test_the_statements_for_a_cluster_are_sql(engine: Any) -> None:
         engine.query("SELECT formatQuery({sql:String})", parameters={"sql": sql})
     local = [sql for sql in statements if "_local ON CLUSTER `main's`" in sql and sql.startswith("CREATE TABLE")]
     over_all = [sql for sql in statements if "ENGINE = Distributed('main\\'s', 'kdiff'," in sql]
-    assert len(local) == len(over_all) == len(TABLES) + 11
+    assert len(local) == len(over_all) == len(TABLES) + 12
     assert all("ENGINE = Replicated" in sql and "non_replicated" not in sql for sql in local)
     views = [sql for sql in statements if "MATERIALIZED VIEW" in sql]
     assert all(re.search(r"FROM (\w+)_local\b", sql) for sql in views)
@@ -251,8 +251,8 @@ def test_every_query_of_roll_ups_runs_on_empty_tables(engine: Any, database: str
     params |= {"kind": "launch", "measure": "device", "isolated": 1, "floors": [1], "bucket_ns": captures.MINUTE}
     params["minutes"] = [0, 60]
     folder = Path(__file__).parents[2] / "queries" / "sql"
-    names = sorted(path.stem for which in ("minutes", "hours") for path in folder.glob(f"{which}_*.sql"))
-    assert len(names) == 24
+    names = sorted(path.stem for which in ("minutes", "hours", "scoped") for path in folder.glob(f"{which}_*.sql"))
+    assert len(names) == 28
     try:
         engine.database = database
         assert {name: engine.query_arrow(load_sql(name), parameters=params).num_rows for name in names} == (

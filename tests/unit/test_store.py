@@ -24,7 +24,7 @@ from kdiff.queries.tables import TABLES
 pytestmark = pytest.mark.usefixtures("engine")
 
 _ALL = sorted(path.stem for path in Path(__file__).parents[2].glob("queries/sql/*.sql"))
-_ROLLED = ("minutes_", "hours_", "verdicts_")  # those need a server's tables
+_ROLLED = ("minutes_", "hours_", "scoped_", "verdicts_", "calibrations_")  # those need a server's tables
 QUERIES = [name for name in _ALL if not name.startswith(_ROLLED)]
 WHOLE: Final[dict[str, int | str | list[int]]] = {"from_ns": T0, "to_ns": T0 + MINUTE, "service": ""}
 LAUNCHES = 997  # prime: no rounding can hide a row lost or doubled
@@ -80,6 +80,7 @@ def test_every_query_runs_on_empty_tables_and_on_any_engine(tmp_path: Path, name
     captures.write(tmp_path, "kernels", captures.table("kernels", {"kernel_id": [1]}))
     params = WHOLE | {"bucket_ns": SECOND, "keys": [1], "every": [1], "outside": 1, "kind": "launch", "most": 100}
     params |= {"measure": "device", "isolated": 0, "floors": [1], "slice_ns": SECOND, "slices": 1, "chosen": 1}
+    params |= {"source": "launch", "variants": [1], "host": "host-1", "pid": 1, "kernel_key": 1}
     with open_store(str(tmp_path)) as store:
         store.query(name, params)
     assert "file(" not in load_sql(name)
@@ -450,10 +451,23 @@ def test_a_footer_without_statistics_is_read(tmp_path: Path) -> None:
 
 
 def test_many_segments_open_fast(tmp_path: Path) -> None:
-    first = captures.write(tmp_path, "cuda_events", captures.launches("gelu", [T0]))
-    for i in range(500):
-        os.link(first, first.with_name(f"{i:06d}x.parquet"))
+    for i in range(501):
+        captures.write(tmp_path, "cuda_events", captures.launches("gelu", [T0 + i]), f"{i:06d}")
     start = time.monotonic()
     with open_store(str(tmp_path)) as store:
         assert kernels(store)[0]["launches"] == 501
     assert time.monotonic() - start < 20
+
+
+def test_of_many_windows_the_tables_of_the_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads a history window by window must not fill the engine."""
+    monkeypatch.setattr("kdiff.queries.store._MOST_DATABASES", 3)
+    for place in range(7):
+        times = captures.spread(T0 + place * SECOND, T0 + (place + 1) * SECOND, 101 + place)
+        captures.write(tmp_path, "cuda_events", captures.launches("gelu", times), f"{place:06d}")
+    with CaptureStore(tmp_path) as store:
+        for place in (*range(7), 0, 6, 0):
+            window = {"from_ns": T0 + place * SECOND, "to_ns": T0 + (place + 1) * SECOND, "service": ""}
+            (row,) = store.query("kernels_between", window).to_pylist()
+            assert row["launches"] == 101 + place
+        assert len(store._databases) == len(list(store._links.iterdir())) == 3

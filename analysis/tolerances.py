@@ -1,0 +1,44 @@
+"""Tolerances of single kernels, which a policy file gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kdiff.analysis.measure import Plan
+from kdiff.analysis.pairing import Pair, matches, show
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """The slowdown that is accepted of kernels whose name holds or matches `pattern`; `place`: where that is said."""
+
+    pattern: str
+    share: float
+    place: str
+
+
+def tolerance_of(names: Sequence[str], tolerances: Sequence[Tolerance]) -> float | None:
+    """That of the first of `tolerances` that names a kernel by one of its names; None where none does."""
+    return next((one.share for one in tolerances if any(matches(name, (one.pattern,)) for name in names)), None)
+
+
+def margins(plans: Sequence[Plan], tolerances: Sequence[Tolerance]) -> dict[int, float]:
+    """The tolerance of each plan's kernel, by index, where one of `tolerances` names it."""
+    found = {i: tolerance_of((plan.pair.kernel, *plan.pair.old), tolerances) for i, plan in enumerate(plans)}
+    return {index: share for index, share in found.items() if share is not None}
+
+
+def unused(pairs: Iterable[Pair], tolerances: Sequence[Tolerance]) -> list[str]:
+    """A warning for each of `tolerances` that names no kernel that ran."""
+    ran = list(pairs)
+    return [
+        f"{one.place} was not used: no kernel that ran matches {show(one.pattern)}"
+        for one in tolerances
+        if not any(names_match(pair, one.pattern) for pair in ran)
+    ]
+
+
+def names_match(pair: Pair, pattern: str) -> bool:
+    """Whether one of a kernel's names holds or matches a pattern."""
+    return any(matches(name, (pattern,)) for name in (pair.kernel, *pair.old))
