@@ -101,7 +101,7 @@ def _hosts(selector: Selector, evidence: Evidence) -> tuple[tuple[str, ...], lis
     hosts: set[str] = set()
     idle: set[str] = set()
     for pattern in selector.hosts:
-        matching, quiet = ({host for host in names if fnmatchcase(host, pattern)} for names in (ran, recorded))
+        matching, quiet = ({host for host in names if _matches(host, pattern)} for names in (ran, recorded))
         if not (matching or quiet):
             of_service = f" of the service {quoted(evidence.service)}" if evidence.service else ""
             raise KdiffError(
@@ -116,6 +116,11 @@ def _hosts(selector: Selector, evidence: Evidence) -> tuple[tuple[str, ...], lis
             f"a window with traffic, or other hosts ({_listed(sorted(ran))})"
         )
     return tuple(sorted(hosts)), sorted(idle)
+
+
+def _matches(host: str, pattern: str) -> bool:
+    """Whether a host is meant: * is any text and ? any character, and nothing else is special in a name."""
+    return fnmatchcase(host, pattern.replace("[", "[[]"))
 
 
 def _listed(hosts: Sequence[str]) -> str:

@@ -29,6 +29,8 @@ def roles(
     """
     pairs = list(ran)
     for pattern in patterns:
+        if not pattern:
+            raise PairingError("--swapped '' names nothing: give part of a kernel's name, or leave the option out")
         if not any(names_match(pair, pattern) for pair in pairs):
             raise PairingError(f"--swapped {show(pattern)}: no kernel of either window matches it; see `kdiff kernels`")
     measures = {
@@ -69,8 +71,9 @@ def notes(controls: Sequence[ControlsReport], asked: Roles[int]) -> list[str]:
             found.append(f"{moved}: verdicts allow for it{held}.")
         elif one.apart > one.n / 3:
             found.append(
-                f"{one.apart} of {one.n} control kernels moved apart from the others ({one.metric}): nothing common to "
-                "all can be told, and verdicts are not adjusted."
+                f"The {one.n} control kernels did not move together ({one.metric}): {one.apart} of them are away from "
+                "their median by more than their margin. Nothing common to all can be told, and verdicts are not "
+                "adjusted."
             )
     if asked.known and asked.measures and not controls:
         others = sum(index not in asked.swapped for index in asked.measures)

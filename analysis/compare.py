@@ -208,6 +208,8 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
     controls, gpus = bystanders.reports(judgements), sampled()
     surroundings = context.differences(*gpus)
     rows = context.explained(rows, surroundings)
+    unexplained = context.beyond_clocks(*gpus, controls)
+    rows = context.beside_confounded(rows, unexplained)
     other_gpus, incomparable = context.other_models(*gpus)
     if incomparable:
         rows = context.on_other_gpus(rows, other_gpus)
@@ -242,6 +244,7 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
             *widening.notes,
             *bystanders.notes(controls, roles),
             *(surroundings if any(row.verdict not in _FINE for row in rows) else ()),
+            *([unexplained] if unexplained and any(row.verdict is Verdict.CONFOUNDED for row in rows) else ()),
         ),
         warnings=(
             *(*pairing.warnings, *unused(pairing.beside, options.tolerances)),

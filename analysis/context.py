@@ -14,10 +14,10 @@ from typing import Any, Final
 from kdiff.analysis.at_once import Side
 from kdiff.analysis.counts import Counts
 from kdiff.analysis.evidence import Evidence
-from kdiff.analysis.output_text import two_digits
+from kdiff.analysis.output_text import change, two_digits
 from kdiff.analysis.pairing import show
 from kdiff.analysis.report import KernelReport
-from kdiff.analysis.surroundings import GpuReport
+from kdiff.analysis.surroundings import ControlsReport, GpuReport
 from kdiff.analysis.verdict import NOT_COMPARED, Verdict
 
 REASONS: Final = {
@@ -45,12 +45,18 @@ _MOST_NAMED: Final = 3
 
 
 def read_gpus(evidence: Evidence, _side: Side) -> tuple[GpuReport, ...]:
-    """The GPUs of the hosts that launched in one window. Raises StoreError."""
-    rows = evidence.query("gpu_context").to_pylist()
-    if not rows:
+    """The GPUs of the hosts that launched in one window; none of a window judged by hours, whose samples are too many.
+
+    Raises StoreError.
+    """
+    if evidence.hourly:
         return ()
     recorded = {(row["host"], row["pid"]) for row in evidence.processes}
     hosts = {host for host, _ in recorded}
+    if evidence.store.expires and hosts and not evidence.scope.hosts:
+        # A fleet has a sample a GPU and second: the others' are not read.
+        evidence = evidence.scoped(replace(evidence.scope, hosts=tuple(sorted(hosts))))
+    rows = evidence.query("gpu_context").to_pylist()
     return tuple(_gpu(row, recorded) for row in rows if row["host"] in hosts)
 
 
@@ -86,6 +92,39 @@ def explained(rows: Sequence[KernelReport], sentences: Sequence[str]) -> list[Ke
     told = {Verdict.REGRESSED, Verdict.CONFOUNDED}
     return [
         replace(row, reasons=(*row.reasons, *sentences)) if sentences and row.verdict in told else row for row in rows
+    ]
+
+
+def beyond_clocks(before: Sequence[GpuReport], after: Sequence[GpuReport], controls: Sequence[ControlsReport]) -> str:
+    """What clocks do not explain of what control kernels had in common; '' if they may, or if nothing was common.
+
+    A kernel answers to a clock by the ratio of the clocks at most.
+    """
+    ratios = [one.common_ratio for one in controls if one.adjusted]
+    if not ratios:
+        return ""
+    pairs = _pairs(before, after)
+    known = [(b, a) for b, a in pairs if b.sm_clock_mhz and a.sm_clock_mhz]
+    if not known:
+        return "The GPUs' clocks are not known of both windows: whether they moved all kernels cannot be told."
+    was, now = (_mean([_clock(pair[side]) for pair in known]) for side in (0, 1))
+    ratio = max(ratios, key=lambda one: abs(math.log(one)))
+    common, clocks = math.log(ratio), math.log(was / now)
+    else_ = "look at what else all kernels share, as a driver, a compiler, a framework, the memory's clock or neighbours."
+    if not _clocks(known):
+        return f"SM clocks did not change ({was:,.0f} -> {now:,.0f} MHz): {else_}"
+    explained = min(max(clocks, min(common, 0.0)), max(common, 0.0))
+    if abs(common - explained) <= CLOCK_MOVED:
+        return ""
+    part = f"at most {change(math.exp(explained))}" if explained else "nothing"
+    return f"SM clocks explain {part} of the {change(ratio)} that is common to all: {else_}"
+
+
+def beside_confounded(rows: Sequence[KernelReport], sentence: str) -> list[KernelReport]:
+    """The rows, the sentence among the reasons of those that are CONFOUNDED."""
+    return [
+        replace(row, reasons=(*row.reasons, sentence)) if sentence and row.verdict is Verdict.CONFOUNDED else row
+        for row in rows
     ]
 
 
@@ -174,8 +213,9 @@ def _why(moved: _Pairs) -> str:
     name = max(shares, key=lambda n: shares[n])
     if shares[name] < THROTTLED_MOVED:
         return ""
-    was = _throttled([gpu for gpu, _ in moved], name)
-    return f", held down by {REASONS[name]} {100 * shares[name]:.0f}% of the time ({100 * was:.0f}% before)"
+    known = [gpu for gpu, _ in moved if name in gpu.throttled]
+    was = f" ({100 * _throttled(known, name):.0f}% before)" if known else ""
+    return f", held down by {REASONS[name]} {100 * shares[name]:.0f}% of the time{was}"
 
 
 def _throttling(pairs: _Pairs) -> list[str]:
@@ -187,7 +227,7 @@ def _throttling(pairs: _Pairs) -> list[str]:
         moved = [
             (b, a)
             for b, a in pairs
-            if name in a.throttled and a.throttled[name] - b.throttled.get(name, 0.0) >= THROTTLED_MOVED
+            if name in a.throttled and name in b.throttled and a.throttled[name] - b.throttled[name] >= THROTTLED_MOVED
         ]
         if moved:
             was, now = (_throttled([pair[side] for pair in moved], name) for side in (0, 1))
@@ -216,11 +256,13 @@ def _moved(
     pairs: _Pairs, value: Callable[[GpuReport], float | None], least: float, what: str, shown: Callable[[float], str]
 ) -> list[str]:
     known = [(b, a) for b, a in pairs if value(b) is not None and value(a) is not None]
-    moved = [(b, a) for b, a in known if abs((value(a) or 0.0) - (value(b) or 0.0)) >= least]
-    if not moved:
-        return []
-    was, now = (_mean([value(pair[side]) or 0.0 for pair in moved]) for side in (0, 1))
-    return [f"{what} {shown(was)} -> {shown(now)}{_where(moved, pairs)}."] if abs(now - was) >= least else []
+    found = []
+    for sign in (1.0, -1.0):  # GPUs that moved against each other would cancel out
+        moved = [(b, a) for b, a in known if sign * ((value(a) or 0.0) - (value(b) or 0.0)) >= least]
+        if moved:
+            was, now = (_mean([value(pair[side]) or 0.0 for pair in moved]) for side in (0, 1))
+            found.append(f"{what} {shown(was)} -> {shown(now)}{_where(moved, pairs)}.")
+    return found
 
 
 def _neighbours(before: Sequence[GpuReport], after: Sequence[GpuReport]) -> list[str]:

@@ -9,7 +9,7 @@ the same events give the same answer.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -130,6 +130,7 @@ class TailEstimate:
         clustered: that of the sample.
         levels: shape (T,), of a clustered sample the same quantile of each host's launches, ns; NaN where they are
             too few to have one. None of others.
+        inflation: what the standard error was multiplied by.
     """
 
     ordered: quantiles.Ordered = field(repr=False)
@@ -148,6 +149,7 @@ class TailEstimate:
     informative: float = math.inf
     clustered: bool = False
     levels: NDArray[np.float64] | None = field(default=None, repr=False)
+    inflation: float = 1.0
 
     @property
     def se(self) -> float:
@@ -176,6 +178,19 @@ class TailEstimate:
         first = int(self.evidence.searchsorted(critical))
         upper = float(self.steps[first]) if first < self.steps.size else math.inf
         return lower, upper
+
+    def longer_for(self, alpha: float) -> float:
+        """How many times as many launches would bound the quantile at `alpha`, were they as these; at most 1: they do."""
+        critical = max(0.0, -student_quantile(self.nu, alpha))
+        most = float(self.evidence[-1])
+        above = critical / most if most > 0.0 else math.inf
+        return max(critical * self.se / self.q, above) ** 2
+
+    @property
+    def as_it_was(self) -> TailEstimate:
+        """The same without inflation."""
+        evidence, variance = self.evidence * self.inflation, self.variance / self.inflation**2
+        return replace(self, evidence=evidence, variance=variance, inflation=1.0)
 
     def _quantile(self, p: float) -> int:
         return quantiles.quantile(self.ordered, p) if self.weighted is None else self.weighted.quantile(p)
@@ -283,6 +298,7 @@ def tail_estimate(sample: Sample, q: float, inflation: float = 1.0) -> TailEstim
         binned=sample.binned,
         steps=steps,
         evidence=evidence / inflation,
+        inflation=inflation,
     )
 
 

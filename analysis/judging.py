@@ -29,6 +29,7 @@ from kdiff.analysis.verdict import (
     Verdict,
     values_needed,
 )
+from kdiff.analysis.widening import APART
 
 K = TypeVar("K")
 
@@ -178,18 +179,42 @@ def _lack(name: str, estimate: TailEstimate, policy: Policy) -> list[str]:
             f"The {name} window's launches crowd into the equal of {estimate.even:.1f} stretches of time; "
             f"{MIN_EVEN_BUCKETS:g} are needed: take a longer window, or one of steadier traffic."
         ]
-    limits = [estimate.limits(alpha) for alpha in (policy.alpha_regressed, policy.alpha_pass)]
+    both = policy.alpha_regressed, policy.alpha_pass
+    limits = [estimate.limits(alpha) for alpha in both]
     width = max(high - low for low, high in limits)
     # Where the limits stay within the timer's reach of each other, bursts or not, there is nothing left to learn.
     if width <= QUANTA * estimate.quantum:
         return []
     factor = MIN_EFFECTIVE_EXCEEDANCES / (tail * estimate.n_eff)
     if factor > 1.0 or not math.isfinite(width):
-        return [
-            f"The {name} window's slow launches come in bursts, so that its {estimate.n:,} launches tell no more "
-            f"than {estimate.n_eff:,.0f} independent ones: take a window about {max(factor, 1.5):.1f} times as long."
-        ]
+        return [_unsure(name, estimate, max(factor, *map(estimate.longer_for, both)), policy)]
     return []
+
+
+def _unsure(name: str, estimate: TailEstimate, longer: float, policy: Policy) -> str:
+    """The sentence on a window of which `longer` times as many launches are needed: by its bursts, by the history that
+    its standard error is inflated by, or by both."""
+    mend = f"take a window about {max(longer, 1.1):.1f} times as long"
+    if not longer < _FAR:
+        mend = "that takes more than any window of practical length"
+    elif estimate.inflation > 1.0 and longer > APART:
+        mend += ", and run `kdiff calibrate` for that length"
+    if estimate.inflation <= 1.0:
+        return (
+            f"The {name} window's slow launches come in bursts, so that its {estimate.n:,} launches tell no more "
+            f"than {estimate.n_eff:,.0f} independent ones: {mend}."
+        )
+    own, by = estimate.as_it_was, f"x{estimate.inflation:.2f}"
+    if _lack(name, own, policy):
+        return (
+            f"The {name} window's slow launches come in bursts, so that its {estimate.n:,} launches tell no more "
+            f"than {own.n_eff:,.0f} independent ones, and {estimate.n_eff:,.0f} where the history widens its "
+            f"interval {by}: {mend}."
+        )
+    return (
+        f"The {name} window's {estimate.n:,} launches would do by themselves, but the history widens its interval {by}, "
+        f"so that they tell no more than {estimate.n_eff:,.0f} independent ones: {mend}."
+    )
 
 
 def _judged(

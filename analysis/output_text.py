@@ -137,7 +137,9 @@ def headline(report: Report, width: int = 200) -> str:
         return f"{report.word}: {printable(report.cause)}"
     undecided = [k for k in compared if k.verdict in UNDECIDED]
     reason = undecided[0].reasons[0].rstrip(".") if undecided and undecided[0].reasons else "see above"
-    start = f"{report.word}: {len(undecided)} of {len(compared)} kernels cannot be judged: "
+    common = all(k.verdict is Verdict.CONFOUNDED for k in undecided)
+    what = "told from what moved all" if undecided and common else "judged"
+    start = f"{report.word}: {len(undecided)} of {len(compared)} kernels cannot be {what}: "
     name = undecided[0].kernel if undecided else ""
     more = f" and {len(undecided) - 1} more" if len(undecided) > 1 else ""
     line = _with_name(start, name, f" ({printable(reason)}){more}", width)

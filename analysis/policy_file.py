@@ -7,9 +7,11 @@ command line says goes before the file.
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final
 
 import typer
@@ -100,7 +102,8 @@ def _kernel(where: str, table: Mapping[str, Any]) -> list[Tolerance]:
 def _text(what: str, value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise PolicyError(f'{what} is a text or a number: write "5%" or 0.05')
-    return str(value)
+    # A float may be written with an exponent, which no option has.
+    return f"{Decimal(repr(value)):f}" if isinstance(value, float) and math.isfinite(value) else str(value)
 
 
 def _share(what: str, value: Any) -> str:

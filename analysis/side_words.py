@@ -12,7 +12,7 @@ from typing import Final
 
 from kdiff.analysis.report import Arm, Report
 
-_QUOTED: Final = re.compile(r"(?<!\w)'[^']*'")
+_QUOTED: Final = re.compile(r"(?<!\w)'.*?'(?!\w)")  # a name may hold a quote
 _NAME: Final = "\x00"
 _END: Final = r"(?=[,.:;)]|$| \(| (?:and|or|are|is|were|was)\b)"
 _RULES: Final[tuple[tuple[re.Pattern[str], str], ...]] = (

@@ -20,11 +20,14 @@ from kdiff.analysis.quantiles import Ordered
 from kdiff.analysis.reading import Reading
 from kdiff.analysis.strata import Stratum
 from kdiff.analysis.values import QUERIES, by_index, indices
+from kdiff.analysis.window import MINUTE_NS
 from kdiff.queries.narrowing import Strata
 
 Shapes = dict[int, dict[Stratum, int]]
 Samples = dict[int, dict[Stratum, Sample]]
 
+_EVER_NS: Final = 2**62
+_TOLD_NS: Final = 10 * MINUTE_NS
 _AT_ONCE: Final = 50
 """Kernels of one query of histograms: the rows of its answer are held beside what was made of those before."""
 
@@ -43,9 +46,17 @@ class StrataReader:
 
     @cached_property
     def _gpus(self) -> dict[str, str]:
-        """The model of each GPU, of all that the store holds: that of a window may have been recorded without NVML."""
-        rows = self._reading.store.query("gpu_models").to_pylist()
-        return {row["gpu_uuid"]: row["gpu_name"] for row in rows}
+        """The model of each GPU, of all that a capture holds: a window of it may have been recorded without NVML.
+
+        Of a server, which may hold a week of a fleet's samples, those at both ends of the window.
+        """
+        window, store = self._reading.window, self._reading.store
+        stretches = [(0, _EVER_NS)]
+        if store.expires:
+            end = max(window.from_ns, window.to_ns - _TOLD_NS)
+            stretches = [(window.from_ns, min(end, window.from_ns + _TOLD_NS)), (end, window.to_ns)]
+        asked = [store.query("gpu_models", {"from_ns": start, "to_ns": end}) for start, end in stretches if start < end]
+        return {row["gpu_uuid"]: row["gpu_name"] for read in asked for row in read.to_pylist()}
 
     @cached_property
     def _strata(self) -> Strata:

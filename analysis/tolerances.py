@@ -30,13 +30,22 @@ def margins(plans: Sequence[Plan], tolerances: Sequence[Tolerance]) -> dict[int,
 
 
 def unused(pairs: Iterable[Pair], tolerances: Sequence[Tolerance]) -> list[str]:
-    """A warning for each of `tolerances` that names no kernel that ran."""
-    ran = list(pairs)
-    return [
-        f"{one.place} was not used: no kernel that ran matches {show(one.pattern)}"
-        for one in tolerances
-        if not any(names_match(pair, one.pattern) for pair in ran)
-    ]
+    """A warning for each of `tolerances` that names no kernel that ran, or only kernels that others before it name."""
+    ran, taken, found = list(pairs), dict[int, Tolerance](), []
+    for one in tolerances:
+        named = [index for index, pair in enumerate(ran) if names_match(pair, one.pattern)]
+        before = {id(first): first for index in named if (first := taken.get(index)) is not None}.values()
+        if not named:
+            found.append(f"{one.place} was not used: no kernel that ran matches {show(one.pattern)}")
+        elif all(index in taken for index in named) and any(first.share != one.share for first in before):
+            first = next(first for first in before if first.share != one.share)
+            found.append(
+                f"{one.place} was not used: what {show(one.pattern)} matches is matched by {show(first.pattern)} before "
+                "it, and the first that matches counts"
+            )
+        for index in named:
+            taken.setdefault(index, one)
+    return found
 
 
 def names_match(pair: Pair, pattern: str) -> bool:

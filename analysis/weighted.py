@@ -177,6 +177,7 @@ def weighted_estimate(sample: Sample, q: float, inflation: float = 1.0) -> TailE
         informative=min(told, n * n / float(square.sum())) * (1.0 + 1e-9),
         clustered=sample.clustered,
         levels=_levels(sample, mass, raw, q) if sample.clustered else None,
+        inflation=inflation,
     )
 
 

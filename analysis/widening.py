@@ -56,7 +56,8 @@ def seek(before: Evidence, after: Evidence, metric: MetricChoice, wanted: bool =
     # Hosts beside each other at one time have errors of their own, which windows one after the other do not tell.
     if not wanted or shortest > longest or before.scope.by_host:
         return lambda: _NOTHING
-    asked = Wanted(before.service, metric, before.quantile, shortest, longest)
+    until_ns = time.time_ns() + _EARLY_NS
+    asked = Wanted(before.service, metric, before.quantile, shortest, longest, until_ns)
     stores = list({id(evidence.store): evidence.store for evidence in (before, after)}.values())
     if not any(store.concurrent for store in stores):
         return lambda: _newest(stores, asked)
@@ -104,7 +105,7 @@ def _newest(stores: Sequence[Store], wanted: Wanted) -> Found:
             continue
         warnings += found.warnings
         one = found.calibration
-        if one is not None and (best is None or one.made_at_ns > best.made_at_ns):
+        if one is not None and wanted.better(one, best):
             best = one
     return Found(best, tuple(warnings))
 

@@ -104,19 +104,31 @@ COLUMNS: Final = (*tuple(_FIELDS)[:_BEHIND], *_LISTS, *tuple(_FIELDS)[_BEHIND:])
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which calibration: of a service, metric and quantile, by windows between two lengths in ns."""
+    """Which calibration: of a service, metric and quantile, by windows between two lengths in ns.
+
+    One made after `until_ns`, by a clock that was fast, is found only where there is no other: it must not hide those
+    that come after it.
+    """
 
     service: str
     metric: str
     quantile: float
     shortest_ns: int
     longest_ns: int
+    until_ns: int = 2**63 - 1
 
     def fits(self, calibration: KeptCalibration) -> bool:
         """Whether it is one of those."""
         service, metric, quantile, window_ns = calibration.key
         same = (service, metric, quantile) == (self.service, self.metric, round(self.quantile * _QUANTILE_UNIT))
         return same and self.shortest_ns <= window_ns <= self.longest_ns
+
+    def better(self, one: KeptCalibration, other: KeptCalibration | None) -> bool:
+        """Whether `one` is to be used rather than another that fits."""
+        return other is None or self._order(one) > self._order(other)
+
+    def _order(self, one: KeptCalibration) -> tuple[bool, int]:
+        return one.made_at_ns <= self.until_ns, one.made_at_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +188,7 @@ class CaptureCalibrations:
         for line in _lines(fd):
             one = _read(line)
             if isinstance(one, KeptCalibration):
-                if wanted.fits(one) and (best is None or one.made_at_ns > best.made_at_ns):
+                if wanted.fits(one) and wanted.better(one, best):
                     best = one
             elif one is _NEWER:
                 newer += 1
@@ -214,6 +226,7 @@ class ServerCalibrations:
                 "quantile_e9": round(wanted.quantile * _QUANTILE_UNIT),
                 "shortest_ns": wanted.shortest_ns,
                 "longest_ns": wanted.longest_ns,
+                "until_ns": wanted.until_ns,
             },
         ).to_pylist()
         for row in rows:

@@ -143,9 +143,9 @@ def counted(store: ServerStore, client: Any, reading: Reading) -> Iterator[None]
     """While it lasts, queries are asked one after the other and what each reads is added to `reading`."""
     query = store.query
 
-    def noted(name: str, params: Any = None) -> Any:
+    def noted(name: str, params: Any = None, *more: Any) -> Any:
         before = counters(client)
-        answer = query(name, params)
+        answer = query(name, params, *more)
         its = reading.queries.setdefault(name, [0] * len(COUNTERS))
         for place, (one, other) in enumerate(zip(before, counters(client), strict=True)):
             its[place] += other - one

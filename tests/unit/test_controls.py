@@ -158,8 +158,8 @@ def test_where_many_moved_apart_nothing_is_common() -> None:
     assert found[0].verdict is Verdict.REGRESSED
     told = bystanders.notes(bystanders.reports(found), Roles())
     assert told == [
-        "8 of 20 control kernels moved apart from the others (device): nothing common to all can be told, and verdicts "
-        "are not adjusted."
+        "The 20 control kernels did not move together (device): 8 of them are away from their median by more than their "
+        "margin. Nothing common to all can be told, and verdicts are not adjusted."
     ]
 
 

@@ -20,7 +20,7 @@ from command_line import Result, Run, kdiff, named
 
 import captures
 from captures import AFTER, BEFORE, T0
-from kdiff.queries import server
+from kdiff.queries import store as store_module
 from kdiff.queries.address import Address
 from kdiff.queries.errors import StoreError
 from kdiff.queries.server import ServerStore
@@ -158,7 +158,7 @@ def test_a_query_is_bounded_in_time_and_memory(own_database: Address, monkeypatc
         "toInt64(getSetting('max_memory_usage')) AS bytes",
         "endless": "SELECT count() AS n FROM system.numbers",
     }
-    monkeypatch.setattr(server, "load_sql", lambda name: statements.get(name) or load_sql(name))
+    monkeypatch.setattr(store_module, "load_sql", lambda name: statements.get(name) or load_sql(name))
     with ServerStore(replace(own_database, timeout_s=7)) as store:
         assert store.query("bounds").to_pylist() == [{"seconds": 7, "bytes": 16 << 30}]
     with ServerStore(replace(own_database, timeout_s=1)) as store, pytest.raises(StoreError, match="shorter window"):

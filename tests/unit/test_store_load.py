@@ -34,3 +34,11 @@ def test_the_load_of_the_benchmark_is_judged(tmp_path: Path) -> None:
     assert all(3_200 < count < 3_800 for count in launches)
     assert report.before.coverage == report.after.coverage == 1.0
     assert len(report.kernels) + len(report.rare) == len(names) > 200
+
+
+def test_the_month_of_the_benchmark_is_judged_alike_by_minutes_and_by_hours() -> None:
+    bench = Path(__file__).parents[1] / "bench" / "store_month.py"
+    small = ["--hosts", "1", "--kernels", "1", "--days", "5"]
+    done = subprocess.run([sys.executable, bench, *small], capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [by for by in ("by minutes", "by hours") if f"completion, {by}" not in done.stdout] == []
