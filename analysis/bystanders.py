@@ -9,9 +9,10 @@ from kdiff.analysis.controls import MIN_CONTROLS, Roles
 from kdiff.analysis.measure import Plan
 from kdiff.analysis.output_text import change, interval
 from kdiff.analysis.pairing import Pair, PairingError, show
+from kdiff.analysis.report import KernelReport
 from kdiff.analysis.surroundings import ControlsReport
 from kdiff.analysis.tolerances import names_match
-from kdiff.analysis.verdict import Judgement
+from kdiff.analysis.verdict import Judgement, Verdict
 
 _MOVED_BY_ALL: Final = ("device", "completion")
 """The measures that clocks, heat and neighbours move. A host call waits for none of them, a graph is many kernels."""
@@ -82,3 +83,13 @@ def notes(controls: Sequence[ControlsReport], asked: Roles[int]) -> list[str]:
             "all of them cannot be told from the swap."
         )
     return found
+
+
+def unseen(rows: Sequence[KernelReport], patterns: Sequence[str], controls: Sequence[ControlsReport]) -> list[str]:
+    """That `patterns` (of --kernel) left out what a common shift is told from, where a kernel is REGRESSED."""
+    if not patterns or controls or not any(row.verdict is Verdict.REGRESSED for row in rows):
+        return []
+    return [
+        "Only kernels that --kernel chose were compared, too few to tell what moved all kernels: without it the "
+        "others are controls."
+    ]

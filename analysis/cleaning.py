@@ -3,7 +3,8 @@
 Each step finds stretches of processes or of hosts in both windows, is taken in both windows or in neither, and is
 counted. A step that would take much of a window, or the judgement of a kernel that can be judged without it, is not
 taken: what is left must be what the window was chosen for. Where ordinary traffic is left out, with stretches whose
-record is not sound, a PASS must hold with it, too (see `Cleaned.with_traffic`).
+record is not sound, or with warm-up and autotuning that come again and again, a PASS must hold with it, too (see
+`Cleaned.with_traffic`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ MOST_OF_KERNEL: Final = 0.2
 TRAFFIC: Final = frozenset({"clock", "lossy", "twice"})
 """The steps that leave ordinary traffic out."""
 MOST_CUTS: Final = 5_000
+AS_OFTEN: Final = 0.5
+"""Of the share of launches that warm-up or autotuning has after: with this share of it before it comes in both."""
 _OF_TAIL: Final = 0.05
 """Of the launches above the quantile: a smaller share moves nothing, and is not worth reading minutes for hours."""
 _COUNTED: Final = ("launches", "executions", "completions", "isolated")
@@ -50,7 +53,8 @@ class Cleaned:
     Attributes:
         before, after: what is left to judge.
         recorded: both windows as they were recorded, whose losses decide whether there is a verdict.
-        with_traffic: both windows with the stretches that were left out with ordinary traffic; None without any.
+        with_traffic: both windows with what was left out of ordinary traffic; None without any.
+        traffic: the steps that left that out, in order.
         steps: what each step left out of each window, in order; (before's, after's).
     """
 
@@ -58,6 +62,7 @@ class Cleaned:
     after: Evidence
     recorded: Both
     with_traffic: Both | None = None
+    traffic: tuple[str, ...] = ()
     steps: tuple[tuple[CleaningStep, ...], tuple[CleaningStep, ...]] = ((), ())
 
     def losses(self, left: Mapping[str, Recording]) -> dict[str, Recording]:
@@ -90,23 +95,55 @@ def clean(
     find = partial(_find, warm_up_ns=warm_up_ns, max_loss=max_loss, of_calls=of_calls)
     # One window by itself, of a history, is asked once.
     found = (find(before, "before"),) * 2 if before is after else of_both(before, after, find)
-    now, kept = (before, after), (before, after)
+    now, kept, traffic = (before, after), (before, after), list[str]()
     steps: tuple[list[CleaningStep], list[CleaningStep]] = (_copies(before), _copies(after))
     for step in MOST:
         cuts = found[0].get(step, ()), found[1].get(step, ())
         if not any(cuts):
             continue
         trial = _without(now[0], cuts[0]), _without(now[1], cuts[1])
-        lost, why = _try(step, now, trial, cuts)
+        lost, shares, why = _try(step, now, trial, cuts)
         if not why:
+            strange = _strange(step, cuts, shares, now, warm_up_ns)
+            if any(map(len, strange)):
+                kept = _without(kept[0], strange[0]), _without(kept[1], strange[1])
+            if tuple(map(len, strange)) != tuple(map(len, cuts)):
+                traffic.append(step)
             now = trial
-            if step not in TRAFFIC:
-                kept = _without(kept[0], cuts[0]), _without(kept[1], cuts[1])
         for its, side, (launches, executions) in zip(steps, cuts, lost, strict=True):
             if side:
                 its.append(_told(step, side, launches, executions, why))
-    taken = any(one.step in TRAFFIC and not one.why for its in steps for one in its)
-    return Cleaned(*now, (before, after), kept if taken else None, (tuple(steps[0]), tuple(steps[1])))
+    told = tuple(steps[0]), tuple(steps[1])
+    return Cleaned(*now, (before, after), kept if traffic else None, tuple(traffic), told)
+
+
+def _strange(
+    step: str,
+    cuts: tuple[Sequence[Cut], Sequence[Cut]],
+    shares: Sequence[float],
+    now: Both,
+    warm_up_ns: int,
+) -> tuple[Sequence[Cut], Sequence[Cut]]:
+    """The cuts of each window that leave out no ordinary traffic.
+
+    Warm-up and autotuning that hold about as much of the before window are part of what there is every day. So is the
+    warm-up of processes that start in a window and end in it again; `now`: both windows, of which they are left out.
+    """
+    if step in TRAFFIC or shares[0] >= AS_OFTEN * shares[1] > 0.0:
+        return (), ()
+    if step != "warm_up":
+        return cuts
+    ended = [_ended(evidence, warm_up_ns) for evidence in now]
+    before, after = (
+        [cut for cut in side if (cut.host, cut.pid) not in its] for its, side in zip(ended, cuts, strict=True)
+    )
+    return before, after
+
+
+def _ended(evidence: Evidence, warm_up_ns: int) -> set[Process]:
+    """The processes that launched nothing at the end of the window, for as long as one warms up."""
+    end = evidence.window.to_ns - warm_up_ns
+    return {(row["host"], row["pid"]) for row in evidence.processes if row["last_ns"] < end}
 
 
 def _find(evidence: Evidence, _side: Side, warm_up_ns: int, max_loss: float, of_calls: bool) -> Found:
@@ -185,27 +222,29 @@ def _without(evidence: Evidence, cuts: Sequence[Cut]) -> Evidence:
 
 def _try(
     step: str, now: Both, trial: Both, cuts: tuple[Sequence[Cut], Sequence[Cut]]
-) -> tuple[list[tuple[int, int]], str]:
-    """(launches, executions) that a step leaves out of each window, and why it is not taken; '' if it is."""
+) -> tuple[list[tuple[int, int]], list[float], str]:
+    """(launches, executions) that a step leaves out of each window, what share these are, the larger of the two, and
+    why it is not taken; '' if it is."""
     if max(map(len, cuts)) > MOST_CUTS:
-        return [(0, 0), (0, 0)], f"there are more than {MOST_CUTS:,} of them"
+        return [(0, 0), (0, 0)], [0.0, 0.0], f"there are more than {MOST_CUTS:,} of them"
     count: Callable[[Evidence, Side], dict[str, Counts]] = lambda evidence, _side: evidence.census()  # noqa: E731
     was, left = of_both(*now, count), of_both(*trial, count)
-    lost, why = [], ""
+    lost, shares, why = [], list[float](), ""
     sides = ("control", "canary") if now[0].scope.by_host else ("before", "after")
     needed = values_needed(now[0].quantile)
     for name, a, b in zip(sides, was, left, strict=True):
         of, remain = sum(a.values(), Counts()), sum(b.values(), Counts())
         lost.append((of.launches - remain.launches, of.executions - remain.executions))
         share = max(_share(of.launches, lost[-1][0]), _share(of.executions, lost[-1][1]))
+        shares.append(share)
         if share > MOST[step]:
-            why = why or f"that would be {100 * share:.0f}% of the {name} window (at most {100 * MOST[step]:.0f}%)"
+            why = why or f"that would be {_above(share, MOST[step])} of the {name} window (at most {MOST[step]:.0%})"
     for name, a, b in zip(sides, was, left, strict=True):
         for kernel in sorted(was[0].keys() & was[1].keys()):
             starved = _starved([counts[kernel] for counts in was], a[kernel], b.get(kernel, Counts()), needed)
             if starved and not why:
                 why = f"the {name} window would hold too little of {show(kernel)} to judge it"
-    return lost, why
+    return lost, shares, why
 
 
 def _starved(both: Sequence[Counts], was: Counts, left: Counts, needed: int) -> bool:
@@ -219,6 +258,12 @@ def _starved(both: Sequence[Counts], was: Counts, left: Counts, needed: int) -> 
 
 def _share(of: int, part: int) -> float:
     return part / of if of else 0.0
+
+
+def _above(share: float, most: float) -> str:
+    """A share that is above `most`, and looks it."""
+    shown = f"{share:.0%}"
+    return shown if shown != f"{most:.0%}" else f"over {shown}"
 
 
 def _told(step: str, cuts: Sequence[Cut], launches: int, executions: int, why: str) -> CleaningStep:

@@ -71,6 +71,7 @@ def calibrate_command(
     loss = arguments.share("--max-loss", max_loss)
 
     from kdiff.analysis import history_output, history_windows
+    from kdiff.analysis.evidence import whole_window
     from kdiff.analysis.verdict import Policy
     from kdiff.analysis.window import Window
     from kdiff.queries.store import open_store
@@ -82,7 +83,7 @@ def calibrate_command(
             history = history or history_windows.span(opened, service, now_ns)
             # What has not happened yet is no history.
             history = Window(history.from_ns, max(history.from_ns + 1, min(history.to_ns, now_ns)))
-            windows = history_windows.cut(history, length_ns)
+            windows = history_windows.cut(history, length_ns, whole_window(opened, service))
             with progress("windows", len(windows)) as advance:
                 seen = history_windows.read(opened, windows, excluded, service, exact, options, advance)
             found = history_output.calibration(seen, windows, service, options, now_ns)

@@ -114,7 +114,6 @@ def gate_command(
     token = Token(Path(token_file)) if token_file else None
     if token is not None:
         token.read()
-    listening = _listening(host, port, token)
     fixed = [
         f"--store={store}",
         f"--unpaired={unpaired.value}",
@@ -150,6 +149,7 @@ def gate_command(
         log=_log,
     )
     _refuse_missing(store)
+    listening = _listening(host, port, token)
     at = listening.getsockname()
     shown = f"[{at[0]}]:{at[1]}" if ":" in at[0] else f"{at[0]}:{at[1]}"
     tell(f"{PROGRAM}: the gate listens on http://{shown}")

@@ -203,16 +203,18 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
     lengths = _recorded_ns(before, Recording()), _recorded_ns(after, Recording())
     both = census["before"], census["after"]
     rows = with_loads(rows, plans, both, exposure.recorded, lengths, options.policy.tolerance)
-    rows = with_traffic(cleaned, plans, rows, options.policy, deciding, margins)
+    rows = with_traffic(
+        cleaned, plans, rows, options.policy, deciding, margins, judged, roles, widening.inflation, options.strata
+    )
     rows = suspect(before, after, plans, rows, pairing.beside, exposure.recorded)
     controls, gpus = bystanders.reports(judgements), sampled()
     surroundings = context.differences(*gpus)
     rows = context.explained(rows, surroundings)
-    unexplained = context.beyond_clocks(*gpus, controls)
-    rows = context.beside_confounded(rows, unexplained)
     other_gpus, incomparable = context.other_models(*gpus)
     if incomparable:
         rows = context.on_other_gpus(rows, other_gpus)
+    unexplained = context.beyond_clocks(*gpus, controls)
+    rows = context.beside_confounded(rows, unexplained)
     rows.sort(key=lambda row: (_ORDER[row.verdict], -(row.ratio or 0.0), row.kernel))
     swapped = unpaired_cause(rows, unchosen(pairing.pairs, pairing.beside, exposure.recorded))
     verdict, cause = _decide(rows, lossy, device_lossy, swapped, options)
@@ -243,6 +245,7 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
             *_unlike(before, after, plans),
             *widening.notes,
             *bystanders.notes(controls, roles),
+            *(() if roles.known else bystanders.unseen(rows, options.patterns, controls)),
             *(surroundings if any(row.verdict not in _FINE for row in rows) else ()),
             *([unexplained] if unexplained and any(row.verdict is Verdict.CONFOUNDED for row in rows) else ()),
         ),

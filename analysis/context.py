@@ -98,7 +98,7 @@ def explained(rows: Sequence[KernelReport], sentences: Sequence[str]) -> list[Ke
 def beyond_clocks(before: Sequence[GpuReport], after: Sequence[GpuReport], controls: Sequence[ControlsReport]) -> str:
     """What clocks do not explain of what control kernels had in common; '' if they may, or if nothing was common.
 
-    A kernel answers to a clock by the ratio of the clocks at most.
+    A kernel answers to a clock by the ratio of the clocks at most, and its tail may be the one GPU's that moved most.
     """
     ratios = [one.common_ratio for one in controls if one.adjusted]
     if not ratios:
@@ -107,14 +107,16 @@ def beyond_clocks(before: Sequence[GpuReport], after: Sequence[GpuReport], contr
     known = [(b, a) for b, a in pairs if b.sm_clock_mhz and a.sm_clock_mhz]
     if not known:
         return "The GPUs' clocks are not known of both windows: whether they moved all kernels cannot be told."
-    was, now = (_mean([_clock(pair[side]) for pair in known]) for side in (0, 1))
     ratio = max(ratios, key=lambda one: abs(math.log(one)))
-    common, clocks = math.log(ratio), math.log(was / now)
-    else_ = "look at what else all kernels share, as a driver, a compiler, a framework, the memory's clock or neighbours."
+    else_ = (
+        "look at what else all kernels share, as a driver, a compiler, a framework, the memory's clock or neighbours."
+    )
     if not _clocks(known):
+        was, now = (_mean([_clock(pair[side]) for pair in known]) for side in (0, 1))
         return f"SM clocks did not change ({was:,.0f} -> {now:,.0f} MHz): {else_}"
-    explained = min(max(clocks, min(common, 0.0)), max(common, 0.0))
-    if abs(common - explained) <= CLOCK_MOVED:
+    sign, common = math.copysign(1.0, ratio - 1.0), abs(math.log(ratio))
+    explained = sign * max(0.0, *(sign * math.log(_clock(b) / _clock(a)) for b, a in known))
+    if common - abs(explained) <= CLOCK_MOVED:
         return ""
     part = f"at most {change(math.exp(explained))}" if explained else "nothing"
     return f"SM clocks explain {part} of the {change(ratio)} that is common to all: {else_}"

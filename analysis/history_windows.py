@@ -67,15 +67,16 @@ def span(store: Store, service: str, now_ns: int) -> Window:
     return Window(max(whole.from_ns, end - LONGEST_NS), end)
 
 
-def cut(history: Window, length_ns: int) -> list[Window]:
+def cut(history: Window, length_ns: int, recorded: Window | None = None) -> list[Window]:
     """The adjacent windows of one length that lie in `history`, in order of time, the newest MOST_WINDOWS.
 
-    They begin where roll-ups do, so that none is narrowed. Raises KdiffError where they are too few for a calibration.
+    They begin where roll-ups do, so that none is narrowed. Those that do not touch `recorded` are not read, as long as
+    there are enough others. Raises KdiffError where they are too few for a calibration.
     """
     unit = HOUR_NS if length_ns >= BUCKETS * HOUR_NS else MINUTE_NS if length_ns >= BUCKETS * MINUTE_NS else 1
     end = history.to_ns // unit * unit
     step = -(-length_ns // unit) * unit
-    count = min((end - history.from_ns) // step, MOST_WINDOWS)
+    count = (end - history.from_ns) // step
     if count <= MIN_PAIRS:
         needed = (MIN_PAIRS + 1) * step
         raise KdiffError(
@@ -83,7 +84,12 @@ def cut(history: Window, length_ns: int) -> list[Window]:
             f"of {length_text(step)}; a calibration needs {MIN_PAIRS + 1}, {length_text(needed)}: "
             f"{_more(needed - history.length_ns)}"
         )
-    return [Window(end - (place + 1) * step, end - place * step) for place in reversed(range(count))]
+    newest, oldest = 0, count
+    if recorded is not None:
+        newest = min(max(0, (end - recorded.to_ns) // step), count - MIN_PAIRS - 1)
+        oldest = max(min(count, -((recorded.from_ns - end) // step)), newest + MIN_PAIRS + 1)
+    oldest = min(oldest, newest + MOST_WINDOWS)
+    return [Window(end - (place + 1) * step, end - place * step) for place in reversed(range(newest, oldest))]
 
 
 def read(

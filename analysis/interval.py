@@ -180,7 +180,7 @@ class TailEstimate:
         return lower, upper
 
     def longer_for(self, alpha: float) -> float:
-        """How many times as many launches would bound the quantile at `alpha`, were they as these; at most 1: they do."""
+        """How many times as many launches would bound the quantile at `alpha`; at most 1: these do."""
         critical = max(0.0, -student_quantile(self.nu, alpha))
         most = float(self.evidence[-1])
         above = critical / most if most > 0.0 else math.inf

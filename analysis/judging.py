@@ -212,8 +212,8 @@ def _unsure(name: str, estimate: TailEstimate, longer: float, policy: Policy) ->
             f"interval {by}: {mend}."
         )
     return (
-        f"The {name} window's {estimate.n:,} launches would do by themselves, but the history widens its interval {by}, "
-        f"so that they tell no more than {estimate.n_eff:,.0f} independent ones: {mend}."
+        f"The {name} window's {estimate.n:,} launches would do by themselves, but the history widens its interval "
+        f"{by}, so that they tell no more than {estimate.n_eff:,.0f} independent ones: {mend}."
     )
 
 
@@ -240,7 +240,7 @@ def _judged(
         reasons.append(adjusted_reason(adjusted, policy.alpha_pass))
     if pair.lack and not regressed:
         verdict = Verdict.NOT_ENOUGH_DATA
-        reasons += pair.lack
+        reasons = [*pair.lack, *reasons]
     elif regressed:
         verdict = Verdict.REGRESSED
     elif asked.passes_at(policy.alpha_pass):
@@ -253,7 +253,7 @@ def _judged(
     else:
         verdict = Verdict.INCONCLUSIVE
         shapes = undecided_by_shape(mixed, policy) if mixed else ""
-        reasons.append(shapes or _undecided(pair, family, policy, asked))
+        reasons.insert(0, shapes or _undecided(pair, family, policy, asked))  # the one that a headline tells
     return Judgement(
         verdict=verdict,
         n_before=pair.before.n,
@@ -291,7 +291,7 @@ def _undecided(pair: _Pair | Totals, family: int, policy: Policy, asked: Decidab
     if asked.regressed_at(policy.alpha_regressed):
         return (
             f"Alone this kernel would be REGRESSED, but among {family} kernels a difference of this size is "
-            f"expected by chance too often: judge it alone (--kernel), or take longer windows."
+            f"expected by chance too often: if it is what was swapped, name it (--swapped), or take longer windows."
         )
     if isinstance(pair, _Pair) and pair.excess is not None:
         return "What the bound leaves open of the device time holds the margin: record device time in both windows."

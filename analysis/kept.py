@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kdiff.analysis.output_json import finite
+from kdiff.analysis.output_text import arm_line
 from kdiff.analysis.report import Report
 from kdiff.queries.errors import StoreError
 from kdiff.queries.store import Store
@@ -28,6 +29,11 @@ def keep(store: Store, report: Report, service: str, label: str, now_ns: int) ->
 def verdicts(report: Report, service: str, label: str, now_ns: int, run_id: str) -> Iterator[KeptVerdict]:
     """One for each kernel that was judged; of a run that had none, one without a kernel's name."""
     before, after = report.before.window, report.after.window
+    # A history has two windows; which hosts of one window they were is told in words.
+    arms: tuple[str, ...] = ()
+    if report.arms is not None:
+        control, canary = map(arm_line, report.arms)
+        arms = (f"Before is the control, {control}; after is the canary, {canary}.",)
     of_run = KeptVerdict(
         judged_at_ns=now_ns,
         run_id=run_id,
@@ -49,7 +55,7 @@ def verdicts(report: Report, service: str, label: str, now_ns: int, run_id: str)
         ratio=None,
         ci_low=None,
         ci_high=None,
-        reasons=tuple(report.notes),
+        reasons=(*arms, *report.notes),
         run_verdict=report.verdict.value,
         run_cause=report.cause,
     )
@@ -69,5 +75,5 @@ def verdicts(report: Report, service: str, label: str, now_ns: int, run_id: str)
             ratio=finite(kernel.ratio),
             ci_low=finite(low),
             ci_high=finite(high),
-            reasons=kernel.reasons,
+            reasons=(*arms, *kernel.reasons),
         )

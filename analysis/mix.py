@@ -8,7 +8,7 @@ launches shows in, the rest in equal parts to the strata that are tested (weight
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -16,7 +16,8 @@ import numpy as np
 from kdiff.analysis.controls import Adjusted
 from kdiff.analysis.decision import Decidable, smallest_level
 from kdiff.analysis.interval import RatioLimits, Sample
-from kdiff.analysis.strata import REST, Stratum, Support, standardise, together
+from kdiff.analysis.quantiles import quantile
+from kdiff.analysis.strata import MIN_REST, REST, Stratum, Support, standardise, together
 from kdiff.analysis.verdict import Policy
 
 AT_ONE_MIX: Final = 0.8
@@ -37,6 +38,7 @@ class Mix:
         support: its strata.
         standardised: both windows at the mix of the before window; None where no stratum is common.
         strata: both windows of each common stratum.
+        apart: strata of the after window that are not common: both windows, None for one that has none of it before.
         why: why the windows cannot be compared, one sentence; '' where they can.
     """
 
@@ -44,6 +46,7 @@ class Mix:
     standardised: Windows | None
     strata: Mapping[Stratum, Windows]
     why: str = ""
+    apart: Mapping[Stratum, tuple[Sample | None, Sample]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, support: Support, before: Mapping[Stratum, Sample], after: Mapping[Stratum, Sample], why: str) -> Mix:
@@ -52,7 +55,23 @@ class Mix:
         common = [stratum for stratum in support.common if stratum in old and stratum in new]
         if not common:
             return cls(support, None, {}, why)
-        return cls(support, standardise(old, new, common), {s: (old[s], new[s]) for s in common}, why)
+        apart = {stratum: (old.get(stratum), new[stratum]) for stratum in support.apart if stratum in new}
+        return cls(support, standardise(old, new, common), {s: (old[s], new[s]) for s in common}, why, apart)
+
+    def slow_apart(self, value: float, margin: float, q: float) -> dict[Stratum, float]:
+        """The strata that are not compared and have launches after that ran for longer than `value` ns and the margin.
+
+        With the share of all launches after that did. Of a stratum that has a few launches before, MIN_REST, only those
+        count that are slower than its own quantile then, too.
+        """
+        found = {}
+        for stratum, (old, new) in self.apart.items():
+            known = old is not None and old.size >= MIN_REST
+            bar = max(value, float(quantile(old.ordered, q)) if known and old is not None else 0.0) * (1.0 + margin)
+            slow = int(new.ordered.counts[new.ordered.values > bar].sum())
+            if slow:
+                found[stratum] = slow / self.support.totals[1]
+        return found
 
     def holding(self, least: float) -> list[Stratum]:
         """Common strata that hold this share of the launches or of the time of a window; none where it is only one."""
@@ -70,7 +89,8 @@ class Mix:
 class Mixed(Decidable):
     """A kernel that is REGRESSED if it is so at one mix or any of its strata is, and passes at one mix only.
 
-    `strata` are those that are tested, each with enough data; `large` ones may not be slower where it passes. `raw` are
+    `strata` are those that are tested, each with enough data; `large` ones, these or not, may not be slower where it
+    passes. `raw` are
     all of them as they are shown.
     """
 
@@ -133,9 +153,9 @@ class Mixed(Decidable):
     def barring(self, level: float) -> list[Stratum]:
         """The strata that bar a PASS: those of `worse_at`, and large ones that are above their margin each at `level`.
 
-        A false one costs no more than a verdict.
+        A false one costs no more than a verdict, so that a large one need not have what a verdict of its own needs.
         """
-        large = [stratum for stratum, pair in self.strata.items() if stratum in self.large and pair.regressed_at(level)]
+        large = [stratum for stratum in self.large if self.every[stratum].regressed_at(level)]
         return list(dict.fromkeys([*self.worse_at(level), *large]))
 
     @property

@@ -17,6 +17,9 @@ from kdiff.analysis.verdict import Judgement, Policy, Verdict
 
 _LEFT_OUT: Final = 0.01
 """Shapes that are not compared and hold less of both windows are not spoken of."""
+_OF_TAIL: Final = 0.5
+"""Of the launches above the quantile: where that many of the after window are of shapes that are not compared, and
+slower, what is compared does not say that the kernel is not."""
 _NAMED: Final = 3
 _HINT: Final = "--no-strata judges all launches together"
 
@@ -55,9 +58,12 @@ def why_not_comparable(support: Support) -> str:
     apart = support.apart
     shown = [f"{named[stratum]} ({_shares(support, stratum)})" for stratum in apart[:_NAMED]]
     more = f" and {len(apart) - _NAMED} more" if len(apart) > _NAMED else ""
-    before, after = support.shares
+    if not support.common:
+        return f"No shape has {MIN_LAUNCHES} launches in both windows: {'; '.join(shown)}{more} ({_HINT})."
+    # Rounded down: 89.9% are not the 90% that are needed.
+    before, after = (math.floor(100.0 * share + 1e-9) for share in support.shares)
     return (
-        f"Of the launches {before:.0%} before and {after:.0%} after are of shapes that both windows have "
+        f"Of the launches {before}% before and {after}% after are of shapes that both windows have "
         f"{MIN_LAUNCHES} launches of; {MIN_SUPPORT:.0%} are needed. Others: {'; '.join(shown)}{more} ({_HINT})."
     )
 
@@ -66,12 +72,11 @@ def undecided_by_shape(mixed: Mixed, policy: Policy) -> str:
     """Why a kernel is undecided that would be decided at one mix; '' where that is not so."""
     worse, whole = mixed.barring(policy.alpha_pass), mixed.at_one_mix
     if worse and whole.passes_at(policy.alpha_pass):
-        worst = mixed.strata[worse[0]].limits(policy.alpha_pass)
-        name = names(list(mixed.strata))[worse[0]]
+        worst = mixed.every[worse[0]].limits(policy.alpha_pass)
+        name = names(list(mixed.every))[worse[0]]
         return (
             f"All shapes together are within the margin, but {name} is at {change(worst.ratio)} {interval(worst.ci)}: "
-            f"among {len(mixed.strata)} shapes not beyond doubt for REGRESSED, and too much for PASS. Take longer "
-            "windows."
+            "not beyond doubt for REGRESSED, and too much for PASS. Take longer windows."
         )
     if mixed.strata and not mixed.regressed_at(policy.alpha_regressed) and whole.regressed_at(policy.alpha_regressed):
         return (
@@ -95,6 +100,9 @@ def with_mix(
         verdict = Verdict.MIX_NOT_COMPARABLE
         common = f" In the common shapes {_moved(judged, policy)}." if mixed else ""
         reasons = [mix.why + common]
+    elif hidden := _hidden(judged, report, mix, policy):
+        verdict = Verdict.MIX_NOT_COMPARABLE
+        reasons = [hidden, *reasons]
     reasons += _told(judged, report, mix, policy)
     return replace(
         judged,
@@ -105,6 +113,23 @@ def with_mix(
         quantiles_after=summary(after.ordered),
         reasons=tuple(reasons),
         mix=report,
+    )
+
+
+def _hidden(judged: Judgement, report: MixReport, mix: Mix, policy: Policy) -> str:
+    """Why a kernel that passes on common shapes does not pass: the tail of the after window is of other ones."""
+    if judged.verdict not in (Verdict.PASS, Verdict.IMPROVED) or report.raw_ratio <= 1.0 + judged.margin:
+        return ""
+    slow = mix.slow_apart(judged.value_before or 0, judged.margin, policy.quantile)
+    if sum(slow.values()) < _OF_TAIL * (1.0 - policy.quantile):
+        return ""
+    named = names([*mix.support.common, *mix.support.apart])
+    order = sorted(slow, key=lambda stratum: (-slow[stratum], stratum))
+    shown = [f"{named[stratum]} ({_shares(mix.support, stratum)})" for stratum in order[:_NAMED]]
+    more = f" and {len(order) - _NAMED} more" if len(order) > _NAMED else ""
+    return (
+        f"{_percent(sum(slow.values()))} of the launches after are slower than the margin allows and of shapes that "
+        f"are too rare in the before window to compare: {'; '.join(shown)}{more}. No PASS ({_HINT})."
     )
 
 
@@ -159,10 +184,12 @@ def _told(judged: Judgement, report: MixReport, mix: Mix, policy: Policy) -> lis
     named, reasons = quantile_name(policy.quantile), []
     worst = report.worst
     if report.decides and worst is not None:
+        together = f"all shapes together ({change(judged.ratio)}) do not show it"
+        if judged.ratio is not None and judged.ratio > 1.0 + judged.margin:
+            together = f"of all shapes together ({change(judged.ratio)} {interval(judged.ci)}) that is less sure"
         reasons.append(
             f"At {worst.name}, {worst.share_after:.0%} of the launches, {named} moved by {change(worst.ratio)} "
-            f"{interval(worst.ci)}, {duration(worst.value_before)} -> {duration(worst.value_after)}: all shapes "
-            f"together ({change(judged.ratio)}) do not show it."
+            f"{interval(worst.ci)}, {duration(worst.value_before)} -> {duration(worst.value_after)}: {together}."
         )
     if report.mix_effect is not None and abs(math.log(report.mix_effect)) > math.log1p(judged.margin):
         moved = _most_moved(mix, judged.value_before or 0)

@@ -53,8 +53,9 @@ SwappedOption = Annotated[
 ]
 
 
-def _take_policy(context: typer.Context, path: str) -> str:
-    if path and not context.resilient_parsing:
+def _take_policy(context: typer.Context, param: typer.CallbackParam, path: str) -> str:
+    source = context.get_parameter_source(str(param.name))
+    if source is not None and source.name == "COMMANDLINE" and not context.resilient_parsing:
         from kdiff.analysis.policy_file import take  # what it needs is slow to import
 
         take(context, path)

@@ -165,7 +165,7 @@ def arm_brief(arm: Arm) -> str:
 
 def arm_hosts(arm: Arm) -> str:
     """The first few of an arm's hosts."""
-    shown = ", ".join(printable(host) for host in arm.hosts[:_HOSTS])
+    shown = ", ".join(shorten(printable(host), 60) for host in arm.hosts[:_HOSTS])
     more = len(arm.hosts) - _HOSTS
     return f"{shown} and {more:,} more" if more > 0 else shown
 
@@ -248,7 +248,9 @@ def rare_line(report: Report, width: int) -> str:
             break
         fitting.append(item)
     more = len(items) - len(fitting)
-    return text + ", ".join(fitting) + (f" and {more} more" if fitting and more else "")
+    if not fitting:
+        return f"{text.removesuffix(': ')}."
+    return text + ", ".join(fitting) + (f" and {more} more" if more else "")
 
 
 def wrap(line: str, width: int, indent: int) -> list[str]:

@@ -44,6 +44,8 @@ class PolicyFile:
 def read_policy(path: str) -> PolicyFile:
     """The policy in a TOML file. Raises PolicyError, one sentence that names the key."""
     where = f"--policy {show(path)}"
+    if not path:
+        raise PolicyError(f"{where} names no file: give one, or leave the option out")
     try:
         raw = read_bytes(path)
         if len(raw) > MOST_BYTES:

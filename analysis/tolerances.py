@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from kdiff.analysis.measure import Plan
 from kdiff.analysis.pairing import Pair, matches, show
+
+_TOLD: Final = 3  # that were not used: a file that many services share has many
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +43,13 @@ def unused(pairs: Iterable[Pair], tolerances: Sequence[Tolerance]) -> list[str]:
         elif all(index in taken for index in named) and any(first.share != one.share for first in before):
             first = next(first for first in before if first.share != one.share)
             found.append(
-                f"{one.place} was not used: what {show(one.pattern)} matches is matched by {show(first.pattern)} before "
-                "it, and the first that matches counts"
+                f"{one.place} was not used: what {show(one.pattern)} matches is matched by {show(first.pattern)} "
+                "further up, and the first that matches counts"
             )
         for index in named:
             taken.setdefault(index, one)
-    return found
+    more = len(found) - _TOLD
+    return [*found[:_TOLD], *([f"{more:,} more tolerances of the policy file were not used"] if more > 0 else [])]
 
 
 def names_match(pair: Pair, pattern: str) -> bool:

@@ -323,6 +323,8 @@ def _calibration(row: dict[str, Any]) -> KeptCalibration:
     sensible = (
         found.from_ns < found.to_ns
         and found.window_ns > 0
+        and found.quantile < 1.0
+        and found.tolerance <= MOST_FACTOR
         and all(1.0 <= factor <= MOST_FACTOR for factor in (found.pooled, *(one.factor for one in kernels)))
         and max(found.regressed, found.regressed_widened, found.not_passed, found.not_passed_widened)
         <= found.comparisons

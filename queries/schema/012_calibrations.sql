@@ -1,5 +1,6 @@
 -- What `kdiff calibrate` measured on a service's own history, a row each time. Times are Unix ns. Of the kernels with pairs enough
--- of their own kernel_* say it, place by place; the last of a service, metric, quantile and window length is the one that counts.
+-- of their own kernel_* say it, place by place; the last of a service, metric, quantile and window length is the one that counts. All of them stay: one
+-- that a fast clock made must not make away with those after it.
 
 CREATE TABLE IF NOT EXISTS calibrations{suffix}{on_cluster}
 (
@@ -31,5 +32,5 @@ CREATE TABLE IF NOT EXISTS calibrations{suffix}{on_cluster}
     runs_regressed_widened UInt64 CODEC(ZSTD(1))
 )
 ENGINE = {replicated}ReplacingMergeTree(made_at_ns)
-ORDER BY (service, metric, window_ns, quantile)
+ORDER BY (service, metric, window_ns, quantile, made_at_ns, calibration_id)
 SETTINGS {remember};

@@ -105,6 +105,21 @@ def test_a_newer_one_of_the_same_key_takes_its_place(kept: Calibrations) -> None
         assert found.calibration_id == "3"
 
 
+def test_one_that_a_fast_clock_made_hides_none_that_comes_after_it(kept: Calibrations) -> None:
+    now = replace(CHAT, until_ns=ONE.made_at_ns + 9)
+    ahead = replace(ONE, calibration_id="ahead", made_at_ns=ONE.made_at_ns + 10, window_ns=16 * MINUTE)
+    kept.keep(ahead)
+    assert kept.newest(now) == Found(ahead)
+    kept.keep(replace(ahead, calibration_id="right", made_at_ns=ONE.made_at_ns + 1))
+    if isinstance(kept, ServerCalibrations):
+        kept.store._client.command("OPTIMIZE TABLE calibrations FINAL")
+    else:
+        kept.keep(replace(ahead, window_ns=15 * MINUTE))
+    found = kept.newest(now).calibration
+    assert found is not None
+    assert found.calibration_id == "right"
+
+
 # ---- a capture directory ----
 
 
@@ -147,6 +162,8 @@ def test_torn_foreign_and_hostile_lines_are_passed_over_and_told(tmp_path: Path)
         good.strip().replace(b'"pooled":1.25', b'"pooled":NaN'),
         good.strip().replace(b'"pooled":1.25', b'"pooled":1' + b"0" * 400),
         good.strip().replace(b'"pooled":1.25', b'"pooled":"1.25"'),
+        good.strip().replace(b'"tolerance":0.05', b'"tolerance":1e308'),
+        good.strip().replace(b'"quantile":0.99', b'"quantile":1.0'),
         good.strip().replace(b'"kernel_factors":[1.5,1.0]', b'"kernel_factors":[1.5]'),
         good.strip().replace(b'"kernel_factors":[1.5,1.0]', b'"kernel_factors":[1.5,0]'),
         good.strip().replace(b'"kernel_names":["gelu",', b'"kernel_names":[7,'),

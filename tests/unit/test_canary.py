@@ -21,8 +21,10 @@ from kdiff.analysis.arms import compare_arms, resolve
 from kdiff.analysis.compare import Options
 from kdiff.analysis.interval import Sample, ratio_interval, student_quantile, tail_estimate
 from kdiff.analysis.judging import judge
+from kdiff.analysis.kept import verdicts as kept_verdicts
 from kdiff.analysis.output import output_format
-from kdiff.analysis.report import Report
+from kdiff.analysis.output_text import arm_line
+from kdiff.analysis.report import Arm, Report
 from kdiff.analysis.totals import Total
 from kdiff.analysis.verdict import Judgement, Policy, Verdict
 from kdiff.analysis.window import Window
@@ -423,6 +425,22 @@ def test_a_host_that_recorded_and_ran_nothing_is_left_out(fleet: Fleet) -> None:
     )
 
 
+def test_names_of_hosts_are_told_as_they_are(fleet: Fleet) -> None:
+    """Brackets are no pattern, and a quote ends no name: what is in it is not reworded."""
+    names = ("gpu[1]", "gpu[!a]", "it's before.", "\u202ex=y", "new\nline")
+    for i in range(5):
+        fleet.add(f"old-{i}")
+    for name in names[:4]:
+        fleet.add(name, runs=500)
+    fleet.add(names[4], 1.9, runs=500)
+    report = fleet.compare(OLD, "host=gpu[1],gpu[!a],it's*,?x?y,new?line")
+    assert report.arms is not None
+    assert report.arms[1].hosts == tuple(sorted(names))
+    assert "The host 'new\\nline' of the canary is slower" in " ".join(only(report).reasons)
+    with pytest.raises(KdiffError, match=r"no host matches 'gpu\[12\]'"):
+        fleet.compare(OLD, "host=gpu[12]")
+
+
 @pytest.mark.parametrize(
     ("control", "canary", "words"),
     [
@@ -473,6 +491,21 @@ def test_the_command(run: Run, slower: Fleet) -> None:
     assert result.code == 1, result.err
     assert result.out.startswith("control 2025-11-27T10:00:00Z .. 2025-11-27T10:20:00Z (20m)\n")
     assert "kernel verdict" in " ".join(result.out.split())
+
+
+def test_a_host_with_an_endless_name_is_shortened() -> None:
+    line = arm_line(Arm(("z" * 2_000, "new\nline"), "svc"))
+    assert line.startswith("2 hosts of svc: zzz")
+    assert line.endswith("zzz, new\\nline")
+    assert len(line) == len("2 hosts of svc: ") + 60 + len(", new\\nline")
+
+
+def test_what_is_kept_says_which_hosts_it_was_of(slower_report: Report) -> None:
+    [kept] = kept_verdicts(slower_report, "", "", T0, "run")
+    assert kept.reasons[0] == (
+        "Before is the control, 6 hosts: old-0, old-1, old-2, old-3, old-4, old-5; after is the canary, 6 hosts: "
+        "new-0, new-1, new-2, new-3, new-4, new-5."
+    )
 
 
 @pytest.mark.parametrize(

@@ -434,3 +434,129 @@ def test_a_window_of_nothing_but_warm_up_and_an_empty_one(capture: Capture) -> N
     assert steps(report)[1] == {} or steps(report)[1]["warm_up"].why
     capture.add("cuda_events", captures.launches("norm", [AFTER.to_ns - 1], pid=31))
     assert only(capture.judged()).n_after == 3_001
+
+
+def unsound(capture: Capture, slow: set[int], factor: float, shape: bool = False) -> None:
+    """AFTER with `slow` stretches of ten seconds that are lossy, and gelu slower in them; of two shapes if `shape`."""
+    for window in (BEFORE, AFTER):
+        for kernel in ("gelu", "norm"):
+            times = captures.spread(window.from_ns, window.to_ns, N)
+            there = np.isin((times - window.from_ns) // (10 * SECOND), list(slow)) & (window is AFTER)
+            durations = capture.durations(N) * np.where(there & (kernel == "gelu"), factor, 1.0)
+            large = np.arange(N) % (10 if window is AFTER else 20) == 0 if shape else np.zeros(N, bool)
+            durations = (durations * np.where(large, 5.0, 1.0)).astype(np.int64)
+            capture.runs(
+                kernel, times, durations, pid=7, block_x=128, block_y=1, block_z=1,
+                grid_x=np.where(large, 4096, 64), grid_y=1, grid_z=1,
+            )  # fmt: skip
+    lossy_health(capture, dict.fromkeys(slow, 5))
+
+
+@pytest.mark.parametrize("slow", [{30}, {30, 31, 32, 33}])
+def test_what_is_slower_in_few_lossy_stretches_is_not_passed_for_a_wide_interval(
+    capture: Capture, slow: set[int]
+) -> None:
+    unsound(capture, slow, 2.0)
+    assert only(capture.judged(cleaning=False)).verdict is Verdict.NOT_ENOUGH_DATA
+    report = capture.judged()
+    row = only(report)
+    assert steps(report)[1]["lossy"].why == ""
+    assert (row.verdict, report.exit_code) == (Verdict.INCONCLUSIVE, 3)
+    assert row.reasons[0].startswith(
+        "With the stretches that are left out since their record is not sound it is slower, +"
+    )
+    assert only(report, "norm").verdict is Verdict.PASS
+
+
+def test_a_mix_that_moved_is_no_slower_stretch(capture: Capture) -> None:
+    """With what was left out a kernel is judged as without it: at one mix."""
+    unsound(capture, {30, 31}, 1.0, shape=True)
+    report = capture.judged()
+    assert steps(report)[1]["lossy"].why == ""
+    assert (only(report).verdict, report.exit_code) == (Verdict.PASS, 0)
+
+
+def again(capture: Capture, window: Window, slow: float, loops: bool = True) -> None:
+    """Two hosts' processes; that of one starts anew every 230 s if it `loops`, `slow` for a minute each time."""
+    for host in range(2):
+        times = captures.spread(window.from_ns, window.to_ns, N)
+        since = times - window.from_ns + 37 * SECOND
+        number = since // (230 * SECOND) if loops and host == 0 else np.zeros(N, np.int64)
+        since = np.where(number > 0, since % (230 * SECOND), 230 * SECOND)
+        there = since >= 2 * SECOND
+        durations = capture.durations(N) * np.where(since < 60 * SECOND, slow, 1.0)
+        pids = np.where(number > 0, 1000 + number + 50 * (window is AFTER), 7 + host)
+        capture.runs("gelu", times[there], durations[there].astype(np.int64), pid=pids[there], block_x=128)
+
+
+@pytest.mark.parametrize(
+    ("loops", "slow", "verdict"),
+    [
+        (True, (1.0, 2.5), Verdict.INCONCLUSIVE),
+        (True, (1.0, 1.0), Verdict.PASS),
+        (True, (2.5, 2.5), Verdict.PASS),
+        (False, (1.0, 2.5), Verdict.INCONCLUSIVE),
+        (False, (1.0, 1.0), Verdict.PASS),
+    ],
+)
+def test_a_process_that_starts_again_and_again_has_no_warm_up_to_hide_behind(
+    capture: Capture, loops: bool, slow: tuple[float, float], verdict: Verdict
+) -> None:
+    """In both windows, or after the rollout only, whose processes then end as well."""
+    again(capture, BEFORE, slow[0], loops)
+    again(capture, AFTER, slow[1])
+    report = capture.judged()
+    row = only(report)
+    assert steps(report)[1]["warm_up"].why == ""
+    assert (row.verdict, report.exit_code) == (verdict, 0 if verdict is Verdict.PASS else 3)
+    assert row.ratio == pytest.approx(1.0, abs=0.02)
+    if verdict is Verdict.INCONCLUSIVE:
+        assert row.reasons[0].startswith("With the warm-up that comes again and again and is left out it is slower, +1")
+
+
+@pytest.mark.parametrize("slow", [(1.0, 1.0), (1.0, 2.5), (2.5, 2.5)])
+def test_bursts_of_both_windows_that_look_like_tuning_do_not_hide_what_is_slower(
+    capture: Capture, slow: tuple[float, float]
+) -> None:
+    for window, factor in ((BEFORE, slow[0]), (AFTER, slow[1])):
+        middle = (window.from_ns + window.to_ns) // 2
+        capture.steady(window, without=(middle - SECOND, middle + 2 * SECOND))
+        tune(capture, middle, slow=80_000 * factor)
+    report = capture.judged()
+    before, after = steps(report)
+    assert (before["autotune"].found, after["autotune"].found, after["autotune"].why) == (1, 1, "")
+    row = only(report)
+    assert row.ratio == pytest.approx(1.0, abs=0.02)
+    if slow[0] == slow[1]:
+        assert (row.verdict, report.exit_code) == (Verdict.PASS, 0)
+    else:
+        assert (row.verdict, report.exit_code) == (Verdict.INCONCLUSIVE, 3)
+        assert row.reasons[0].startswith("With the autotuning that comes again and again and is left out it is slower")
+
+
+def test_a_share_above_what_a_step_may_take_is_not_told_as_that(capture: Capture) -> None:
+    """121 s of 600 s: 20.2%."""
+    capture.steady(BEFORE)
+    for kernel in ("gelu", "norm"):
+        times = captures.spread(AFTER.from_ns, AFTER.to_ns, N)
+        pids = np.where(times < AFTER.from_ns + 100 * SECOND, 7, 8)
+        capture.runs(kernel, times, capture.durations(N), pid=pids, block_x=128)
+    report = capture.judged(warm_up_ns=121 * SECOND)
+    assert steps(report)[1]["warm_up"].why == "that would be over 20% of the after window (at most 20%)"
+
+
+def test_a_group_does_not_pass_without_its_slow_stretches_either(capture: Capture) -> None:
+    for kernel, window in (("first", BEFORE), ("second", BEFORE), ("fused", AFTER)):
+        times = captures.spread(window.from_ns, window.to_ns, N)
+        there = np.isin((times - window.from_ns) // (10 * SECOND), (30, 31, 32)) & (window is AFTER)
+        durations = capture.durations(N) * np.where(there, 4.0, 1.0) * (2 if kernel == "fused" else 1)
+        capture.runs(kernel, times, durations.astype(np.int64), pid=7, block_x=128)
+    lossy_health(capture, dict.fromkeys((30, 31, 32), 3))
+    report = capture.judged(renames=("first+second=fused",))
+    row = only(report, "fused")
+    assert steps(report)[1]["lossy"].why == ""
+    assert row.ratio == pytest.approx(1.0, abs=0.01)
+    assert (row.verdict, report.exit_code) == (Verdict.INCONCLUSIVE, 3)
+    assert row.reasons[0].startswith(
+        "With the stretches that are left out since their record is not sound it is slower, +1"
+    )

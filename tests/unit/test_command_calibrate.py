@@ -194,7 +194,7 @@ def test_windows_that_were_not_recorded_or_lost_are_left_out_and_counted(run: Ru
         (["--window", "2m", "--exclude", f"{utc(T0)}/20m"], "of 2m in 2025-11-27T10:00:00Z..2025-11-27T10:52:00Z 15 "),
         (
             ["--window", "2m", "--service", "none"],
-            "no window of 2025-11-27T10:00:00Z..2025-11-27T10:52:00Z can be used (26 not recorded): ",
+            "holds no launches of the service none (services: svc)",
         ),
         (["--window", "2m", "--exclude", "sometime"], "--exclude 'sometime' is neither a time nor a capture"),
         (["--window", "0s"], "the length '0s' is empty"),
@@ -206,6 +206,23 @@ def test_too_little_history_says_how_much_more(run: Run, store: Path, arguments:
     assert words in told.err
     assert told.err.count("\n") == 1
     assert not (store / FILE).exists()
+
+
+@pytest.mark.parametrize(("first", "last", "windows"), [(0, 26, 26), (-9_000, 9_000, 26), (-3, 21, 21), (5, 9_000, 21)])
+def test_of_a_long_history_the_part_that_was_recorded_is_read(first: int, last: int, windows: int) -> None:
+    history = Window(T0 + first * LENGTH, T0 + last * LENGTH)
+    found = history_windows.cut(history, LENGTH, Window(HISTORY.from_ns, HISTORY.to_ns - 1))
+    assert len(found) == windows
+    assert (found[0].from_ns, found[-1].to_ns) == (T0 + max(0, first) * LENGTH, T0 + min(26, last) * LENGTH)
+
+
+@pytest.mark.parametrize("place", [-9_000, 9_000])
+def test_of_a_history_without_anything_as_little_as_possible_is_read(place: int) -> None:
+    elsewhere = Window(T0 + place * LENGTH, T0 + (place + 1_000) * LENGTH)
+    found = history_windows.cut(elsewhere, LENGTH, HISTORY)
+    assert len(found) == 21
+    assert found[-1].to_ns <= elsewhere.to_ns
+    assert found[0].from_ns >= elsewhere.from_ns
 
 
 def test_an_empty_store_and_a_history_of_the_future(run: Run, tmp_path: Path) -> None:

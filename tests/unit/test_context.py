@@ -16,10 +16,10 @@ import shipped
 import captures
 from captures import AFTER, BEFORE, SECOND, TwoWindows, only
 from kdiff.agent.segments import SegmentWriter
-from kdiff.analysis.context import differences, explained, failing_more, on_other_gpus, other_models
+from kdiff.analysis.context import beyond_clocks, differences, explained, failing_more, on_other_gpus, other_models
 from kdiff.analysis.counts import Counts
 from kdiff.analysis.output import FORMATS, output_format
-from kdiff.analysis.surroundings import GpuReport
+from kdiff.analysis.surroundings import ControlsReport, GpuReport
 from kdiff.analysis.verdict import Verdict
 from kdiff.analysis.window import Window
 from kdiff.queries.address import Address
@@ -145,6 +145,80 @@ def test_a_kernel_that_is_slower_besides_is_regressed_with_the_clocks_beside_it(
     assert row.adjusted_ratio == pytest.approx(1.3, rel=0.02)
     assert row.ratio == pytest.approx(1.11 * 1.3, rel=0.02)
     assert row.reasons[-1] == SLOWER
+
+
+ELSE = "look at what else all kernels share, as a driver, a compiler, a framework, the memory's clock or neighbours."
+UNKNOWN = "The GPUs' clocks are not known of both windows: whether they moved all kernels cannot be told."
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_what_moved_all_kernels_but_no_clock_is_told_as_such(capture: Capture, sampled: bool) -> None:
+    kernels(capture, 1.2)
+    for window in (BEFORE, AFTER) if sampled else (BEFORE,):
+        capture.add("gpu_samples", samples(window))
+    report = capture.compare()
+    told = f"SM clocks did not change (1,980 -> 1,980 MHz): {ELSE}" if sampled else UNKNOWN
+    assert {row.verdict for row in report.kernels} == {Verdict.CONFOUNDED}
+    assert {row.reasons[-1] for row in report.kernels} == {told}
+    assert report.notes.count(told) == 1
+    line = output_format("table").render(report, 120, colour=False).splitlines()[-1]
+    assert line.startswith(f"UNDECIDED: {KERNELS} of {KERNELS} kernels cannot be told from what moved all: ")
+
+
+@pytest.mark.parametrize(
+    ("common", "clocks", "told"),
+    [
+        (None, [(1980, 1980)], ""),
+        (1.1, [], UNKNOWN),
+        (1.1, [(None, 1980), (1980, None)], UNKNOWN),
+        (1.1, [(1980, 1980), (1980, 1970)], f"SM clocks did not change (1,980 -> 1,975 MHz): {ELSE}"),
+        (0.9, [(1980, 1980)], f"SM clocks did not change (1,980 -> 1,980 MHz): {ELSE}"),
+        (1.1, [(1980, 1800)], ""),
+        (1.1, [(1980, 1980), (1980, 1800)], ""),  # the tail is that of the GPU that moved
+        (1.2, [(1980, 1920)], f"SM clocks explain at most +3.1% of the +20.0% that is common to all: {ELSE}"),
+        (1.2, [(1700, 1980)], f"SM clocks explain nothing of the +20.0% that is common to all: {ELSE}"),
+        (0.9, [(1800, 1980)], ""),
+        (0.8, [(1800, 1980)], f"SM clocks explain at most -9.1% of the -20.0% that is common to all: {ELSE}"),
+        (0.8, [(1980, 1800)], f"SM clocks explain nothing of the -20.0% that is common to all: {ELSE}"),
+    ],
+)
+def test_clocks_explain_what_is_common_by_their_ratio_at_most(
+    common: float | None, clocks: list[tuple[float | None, float | None]], told: str
+) -> None:
+    sides = [
+        [replace(GPU, gpu_uuid=f"GPU-{i}", sm_clock_mhz=pair[side]) for i, pair in enumerate(clocks)] for side in (0, 1)
+    ]
+    ratio = common or 1.1
+    controls = [ControlsReport("device", 12, ratio, (ratio, ratio), 0, adjusted=common is not None)]
+    assert beyond_clocks(*sides, controls) == told
+
+
+def test_gpus_that_moved_against_each_other_are_told_apart() -> None:
+    before = [replace(GPU, gpu_uuid=f"GPU-{i}") for i in range(3)]
+    after = [replace(gpu, temperature_c=value) for gpu, value in zip(before, (85.0, 25.0, 55.0), strict=True)]
+    assert differences(before, after) == [
+        "The GPUs' temperature 55 °C -> 85 °C on 1 of 3 GPUs.",
+        "The GPUs' temperature 55 °C -> 25 °C on 1 of 3 GPUs.",
+    ]
+
+
+def test_a_reason_of_clocks_that_was_not_known_before_is_no_change() -> None:
+    unknown = replace(GPU, throttled={})
+    assert differences([unknown], [replace(GPU, throttled={"thermal": 1.0})]) == []
+    assert differences([unknown], [replace(GPU, sm_clock_mhz=1755.0, throttled={"thermal": 1.0})]) == [
+        "SM clock 1,980 -> 1,755 MHz (-11%), held down by heat 100% of the time."
+    ]
+
+
+def test_kernels_chosen_of_many_say_that_controls_are_missing(capture: Capture) -> None:
+    kernels(capture, 1.11)
+    told = (
+        "Only kernels that --kernel chose were compared, too few to tell what moved all kernels: without it the "
+        "others are controls."
+    )
+    alone = capture.compare(patterns=["kernel_3"])
+    assert (alone.verdict, alone.notes) == (Verdict.REGRESSED, (told,))
+    assert told not in capture.compare(patterns=["kernel"]).notes
 
 
 def test_where_nothing_moved_nothing_is_told(capture: Capture) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -95,6 +95,21 @@ def test_one_that_got_slower_besides_is_found(seed: int) -> None:
     assert "beyond that this one moved by +" in found[7].reasons[0]
 
 
+def test_what_leaves_a_kernel_undecided_is_told_first() -> None:
+    samples = run(1, 1.06, {7: 1.3}, kernels=60)
+    small = {
+        k: tuple(replace(s, durations_ns=s.durations_ns[:2_400], bucket=s.bucket[:2_400]) for s in pair if s)
+        for k, pair in samples.items()
+    }
+    found = judged({k: (pair[0], pair[1]) for k, pair in small.items()})
+    one = found[7]
+    assert one.verdict is Verdict.INCONCLUSIVE
+    assert one.reasons[0].startswith("Alone this kernel would be REGRESSED, but among 59 kernels")
+    assert one.reasons[0].endswith("if it is what was swapped, name it (--swapped), or take longer windows.")
+    assert one.reasons[1].startswith("58 control kernels moved together by +")
+    assert judged({k: (pair[0], pair[1]) for k, pair in small.items()}, frozenset({7}))[7].verdict is Verdict.REGRESSED
+
+
 def test_a_small_shift_of_all_is_allowed_for() -> None:
     before = Counter(one.verdict for seed in range(3) for one in judge_all(run(seed, 1.045), POLICY).values())
     after = Counter(one.verdict for seed in range(3) for one in judged(run(seed, 1.045)).values())
@@ -158,8 +173,8 @@ def test_where_many_moved_apart_nothing_is_common() -> None:
     assert found[0].verdict is Verdict.REGRESSED
     told = bystanders.notes(bystanders.reports(found), Roles())
     assert told == [
-        "The 20 control kernels did not move together (device): 8 of them are away from their median by more than their "
-        "margin. Nothing common to all can be told, and verdicts are not adjusted."
+        "The 20 control kernels did not move together (device): 8 of them are away from their median by more than "
+        "their margin. Nothing common to all can be told, and verdicts are not adjusted."
     ]
 
 

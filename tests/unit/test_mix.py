@@ -258,3 +258,56 @@ def test_roll_ups_of_a_server_say_the_same(own_database: Address, tmp_path: Path
         assert mix_of(one).raw_ratio == pytest.approx(mix_of(other).raw_ratio, rel=0.005)
         assert one.ratio == pytest.approx(other.ratio or 0.0, rel=0.005)
     assert mix_of(only(rolled, "norm")).decides
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "slow", "verdict", "said"),
+    [
+        ((0.5, 0.5, 0.0), (0.49, 0.49, 0.02), 1.0, "MIX_NOT_COMPARABLE", "(0.0% before, 2.0% after)"),
+        ((0.5, 0.45, 0.05, 0.0), (0.5, 0.45, 0.0, 0.05), 10.0, "MIX_NOT_COMPARABLE", "(0.0% before, 5.0% after)"),
+        ((0.5, 0.45, 0.05, 0.0), (0.5, 0.45, 0.0, 0.05), 1.0, "PASS", ""),
+        ((0.5, 0.499, 0.001), (0.5, 0.47, 0.03), 1.0, "PASS", ""),
+        ((0.5, 0.499, 0.001), (0.5, 0.47, 0.03), 2.0, "MIX_NOT_COMPARABLE", "(0.1% before, 3.0% after)"),
+        ((0.5, 0.5, 0.0), (0.499, 0.499, 0.002), 10.0, "PASS", ""),
+    ],
+)
+def test_a_slow_tail_of_shapes_that_are_not_compared_is_no_pass(
+    tmp_path: Path, before: tuple[float, ...], after: tuple[float, ...], slow: float, verdict: str, said: str
+) -> None:
+    """A new kernel may launch the same work in another shape; what ran before in the same shape may have got rarer."""
+    grids, times = (64, 256, 4096, 16_384), np.array([20_000, 26_000, 91_000, 91_000])
+    sides = []
+    for seed, window, shares in ((1, BEFORE, before), (2, AFTER, after)):
+        columns = traffic(window, seed, (1.0,))
+        sizes = [round(share * N) for share in shares]
+        which = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
+        factor = np.where((which >= 2) & (window is AFTER), slow, 1.0)
+        columns["durations"] = np.rint(columns["durations"] * times[which] / TIMES[0] * factor).astype(np.int64)
+        sides.append(columns | {"grid_x": np.array(grids)[which]})
+    report = two(tmp_path, *sides).compare()
+    row = only(report)
+    assert (row.verdict.value, report.exit_code) == (verdict, 0 if verdict == "PASS" else 3)
+    if said:
+        assert row.reasons[0].endswith(f"{said}. No PASS (--no-strata judges all launches together).")
+        assert (
+            "of the launches after are slower than the margin allows and of shapes that are too rare in the before"
+            in (row.reasons[0])
+        )
+        assert row.ratio == pytest.approx(1.0, abs=0.03)
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, Verdict.PASS), (2.0, Verdict.INCONCLUSIVE)])
+def test_a_large_shape_bars_a_pass_though_it_has_not_what_a_verdict_needs(
+    tmp_path: Path, factor: float, verdict: Verdict
+) -> None:
+    """30% of 5,000 launches: p99 of 1,500 is not judged by itself, but is seen to have doubled."""
+    sides = [
+        traffic(w, seed, (0.3, 0.0, 0.7), (f, 1, 1), 5_000) for seed, w, f in ((1, BEFORE, 1.0), (2, AFTER, factor))
+    ]
+    row = only(two(tmp_path, *sides).compare())
+    assert row.verdict is verdict
+    assert row.ratio == pytest.approx(1.0, abs=0.04)
+    if verdict is Verdict.INCONCLUSIVE:
+        assert row.reasons[0].startswith(
+            "All shapes together are within the margin, but grid 2^6 blocks of 2^8 threads is at +"
+        )

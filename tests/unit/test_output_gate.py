@@ -14,7 +14,8 @@ from captures import AFTER, BEFORE, TwoWindows, launches, spread
 from kdiff.analysis.output import output_format
 from kdiff.analysis.output_argo import document
 from kdiff.analysis.output_sentence import MOST_CELLS, sentence
-from kdiff.analysis.report import EXIT_UNDECIDED, Report
+from kdiff.analysis.output_text import rare_line
+from kdiff.analysis.report import EXIT_UNDECIDED, RareKernel, Report
 from kdiff.analysis.verdict import Verdict
 from kdiff.queries.printable import cells
 
@@ -49,6 +50,13 @@ def regressed(tmp_path_factory: pytest.TempPathFactory, engine: None) -> Report:
 @pytest.fixture(scope="module")
 def undecided(tmp_path_factory: pytest.TempPathFactory, engine: None) -> Report:
     return compared(tmp_path_factory.mktemp("u"), {"gelu": 1.0}, 503, max_unjudged=0.0)
+
+
+def test_rare_kernels_are_counted_where_no_name_fits(regressed: Report) -> None:
+    report = replace(regressed, rare=(RareKernel("a_kernel_of_a_name_that_is_long", 3, 4),), rare_launches=0.001)
+    held = "Rare, not judged: 1 kernel, 0.1% of the launches, 0.0% of the time"
+    assert rare_line(report, 40) == f"{held}."
+    assert rare_line(report, 80) == f"{held}: a_kernel_of_a_name_that_is_long (3/4)"
 
 
 def test_a_regression_is_told_in_words_and_numbers(regressed: Report) -> None:

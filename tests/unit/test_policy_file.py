@@ -104,6 +104,47 @@ def test_a_kernel_that_did_not_run_is_warned_of(run: Run, root: Path, write: Cal
     assert f"--policy '{policy}', kernel 1 was not used: no kernel that ran matches 'glue'" in result.err
 
 
+def test_a_tolerance_that_an_earlier_one_hides_is_warned_of_and_few_are_told(
+    run: Run, root: Path, write: Callable[[str], Path]
+) -> None:
+    def told(*tables: tuple[str, str]) -> list[str]:
+        path = write("".join(f"[[kernel]]\nmatch = '{name}'\ntolerance = '{share}'\n" for name, share in tables))
+        lines = run("--store", root, *WINDOWS, "--policy", path).err.splitlines()
+        return [line.removeprefix("kdiff: warning: ").replace(f"--policy '{path}', ", "") for line in lines]
+
+    hidden = (
+        "kernel 2 was not used: what 'attention' matches is matched by 'att*' further up, and the first that "
+        "matches counts"
+    )
+    assert told(("att*", "30%"), ("attention", "1%")) == [hidden]
+    assert told(("attention", "1%"), ("att*", "1%")) == []
+    assert told(("gelu", "1%"), ("*", "30%")) == []
+    none = [f"kernel {i} was not used: no kernel that ran matches 'none_{i}'" for i in (1, 2, 3)]
+    assert told(*((f"none_{i}", "1%") for i in range(1, 1_005))) == [
+        *none,
+        "1,001 more tolerances of the policy file were not used",
+    ]
+
+
+def test_small_numbers_are_shares_too(write: Callable[[str], Path]) -> None:
+    said = read_policy(str(write("tolerance = 5e-05\nmax-loss = 1e-2\n[[kernel]]\nmatch = 'a'\ntolerance = 0.00001")))
+    assert said.options == {"tolerance": "0.00005", "max-loss": "0.01"}
+    assert said.tolerances[0].share == 0.00001
+
+
+@pytest.mark.parametrize("command", [[], ["watch", "--baseline", "-1h"], ["gate", "--listen", "127.0.0.1:0"]])
+def test_a_name_that_is_empty_is_an_error(run: Run, root: Path, command: list[str]) -> None:
+    windows = [] if command else WINDOWS
+    result = run(*command, "--store", root, *windows, "--policy", "")
+    assert (result.code, result.err) == (2, "kdiff: --policy '' names no file: give one, or leave the option out\n")
+
+
+def test_swapped_that_is_empty_is_an_error(run: Run, root: Path) -> None:
+    result = run("--store", root, *WINDOWS, "--swapped", "")
+    said = "kdiff: --swapped '' names nothing: give part of a kernel's name, or leave the option out\n"
+    assert (result.code, result.err) == (2, said)
+
+
 def test_swapped_in_a_file_or_on_the_command_line(run: Run, root: Path, write: Callable[[str], Path]) -> None:
     asked = ["--store", root, *WINDOWS, "--format", "json"]
     note = "Fewer than 10 kernels with enough data were not swapped (3 were compared)"

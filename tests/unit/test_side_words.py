@@ -16,7 +16,7 @@ PACKAGE = Path(kdiff.analysis.__file__).parent
 # What prints lists or usage, is of two windows only, or is an error of a programmer.
 OTHERS = (
     *("import_", "command_", "timespec", "watch", "gate", "cli", "history", "options", "listing"),
-    *("selectors", "side_words", "scope", "window"),
+    *("selectors", "side_words", "scope", "window", "kept"),
 )
 # The device windows of an agent, a window of some length, windows one would take: no side of the comparison.
 LEFT = re.compile(
@@ -59,6 +59,7 @@ def _filled(parts: list[ast.expr], side: str) -> str:
     ("of_windows", "of_arms"),
     [
         ("The before window has 300 launches; p99 needs 2,000.", "The control has 300 launches; p99 needs 2,000."),
+        ("'it's before.' ran before.", "'it's before.' ran in the control."),
         ("The after window's slow launches come in bursts.", "The canary's slow launches come in bursts."),
         ("Device time not recorded in both windows.", "Device time not recorded in both arms."),
         ("The kernel ran in neither window.", "The kernel ran in neither arm."),

@@ -219,7 +219,7 @@ def test_what_is_in_common() -> None:
     assert support.shares == (pytest.approx(900 / 1199), pytest.approx(800 / 890))
     assert not support.comparable
     assert why_not_comparable(support) == (
-        "Of the launches 75% before and 90% after are of shapes that both windows have 300 launches of; 90% are "
+        "Of the launches 75% before and 89% after are of shapes that both windows have 300 launches of; 90% are "
         "needed. Others: grid 2^9 blocks of 2^8 threads (24.9% before, 0.0% after); grid 2^12 blocks of 2^8 threads "
         "(0.0% before, 10.1% after) (--no-strata judges all launches together)."
     )
@@ -361,3 +361,16 @@ def test_what_is_common_to_all_kernels_is_taken_from_each_shape() -> None:
     # What is shown of a shape is what was measured.
     assert shapes.worst is not None
     assert shapes.worst.ratio == pytest.approx(1.08 * 1.3, rel=0.02)
+
+
+def test_a_share_that_is_too_small_does_not_look_large_enough() -> None:
+    """89.9% and 90% are needed."""
+    support = find_support({SMALL: 9_800, LARGE: 200}, {SMALL: 8_990, LARGE: 1_010})
+    assert not support.comparable
+    assert why_not_comparable(support).startswith("Of the launches 98% before and 89% after are of shapes that both ")
+    nothing = find_support({SMALL: 10_000, shape(6): 9}, {LARGE: 10_000, shape(7): 9})
+    assert why_not_comparable(nothing) == (
+        "No shape has 300 launches in both windows: grid 2^5 blocks of 2^8 threads (99.9% before, 0.0% after); grid "
+        "2^9 blocks of 2^8 threads (0.0% before, 99.9% after); grid 2^6 blocks of 2^8 threads (0.09% before, 0.0% "
+        "after) and 1 more (--no-strata judges all launches together)."
+    )

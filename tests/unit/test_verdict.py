@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kdiff.analysis.interval import Sample
+from kdiff.analysis.interval import Sample, tail_estimate
 from kdiff.analysis.judging import judge, judge_all
 from kdiff.analysis.multiple import holm
 from kdiff.analysis.verdict import Policy, Verdict, overall
@@ -119,6 +119,42 @@ def test_one_burst_is_not_enough() -> None:
     judged = judge(Sample(values, bucket, 60), Sample(values, bucket, 60), POLICY)
     assert judged.verdict is Verdict.NOT_ENOUGH_DATA
     assert "bursts" in judged.reasons[0]
+
+
+def test_what_the_history_widened_is_not_told_of_bursts() -> None:
+    """Of the reason for too little: the launches themselves, what `kdiff calibrate` found, or both."""
+    judged = judge_all({"k": (traffic(1, 3_000), traffic(2, 3_000))}, POLICY)["k"]
+    assert judged.verdict is Verdict.INCONCLUSIVE
+    steady = judge_all({"k": (traffic(1, 3_000), traffic(2, 3_000))}, POLICY, inflation={"k": 4.0})["k"]
+    assert steady.verdict is Verdict.NOT_ENOUGH_DATA
+    told = [tail_estimate(traffic(seed, 3_000), 0.99, 4.0) for seed in (1, 2)]
+    assert steady.reasons == tuple(
+        f"The {name} window's 3,000 launches would do by themselves, but the history widens its interval x4.00, so "
+        f"that they tell no more than {one.n_eff:,.0f} independent ones: take a window about {longer} times as long, "
+        "and run `kdiff calibrate` for that length."
+        for name, one, longer in zip(("before", "after"), told, ("9.3", "6.0"), strict=True)
+    )
+    bursts = [
+        Sample(s.durations_ns * np.where((s.bucket >= 20) & (s.bucket < 23), 2, 1), s.bucket, s.buckets)
+        for s in (traffic(1, 3_000), traffic(2, 3_000))
+    ]
+    both = judge_all({"k": (bursts[0], bursts[1])}, POLICY, inflation={"k": 1.5})["k"]
+    own, widened = (tail_estimate(bursts[0], 0.99, by) for by in (1.0, 1.5))
+    assert both.reasons[0].startswith(
+        f"The before window's slow launches come in bursts, so that its 3,000 launches tell no more than "
+        f"{own.n_eff:,.0f} independent ones, and {widened.n_eff:,.0f} where the history widens its interval x1.50: "
+    )
+    far = judge_all({"k": (traffic(1, 3_000), traffic(2, 3_000))}, POLICY, inflation={"k": 1e6})["k"]
+    assert far.reasons[0].endswith("independent ones: that takes more than any window of practical length.")
+
+
+def test_as_much_longer_as_it_says_bounds_the_quantile() -> None:
+    one = tail_estimate(traffic(1, 3_000), 0.99, 4.0)
+    assert one.limits(0.01)[1] == math.inf
+    longer = one.longer_for(0.01)
+    assert math.isfinite(tail_estimate(traffic(1, math.ceil(1.1 * longer * 3_000)), 0.99, 4.0).limits(0.01)[1])
+    assert tail_estimate(traffic(1, 3_000), 0.99).longer_for(0.01) <= 1.0
+    assert one.as_it_was.limits(0.01) == tail_estimate(traffic(1, 3_000), 0.99).limits(0.01)
 
 
 def test_bursts_within_the_timer_s_reach_do_not_matter() -> None:
