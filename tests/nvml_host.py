@@ -164,7 +164,7 @@ def main() -> None:
         rows, notes = sampler.take(), list[str]()
         sampler.watch(time.monotonic(), notes.append)
         of = [sorted(gpus.of(pid)) for pid in json.loads(line)]
-        assert time.monotonic() - begin < 1
+        assert time.monotonic() - begin < 5  # a call that hangs does so until it is told otherwise
         found = [] if rows is None else rows.to_pylist()
         print(json.dumps([found, notes, dataclasses.asdict(sampler.summary), of]), flush=True)
     sampler.close()

@@ -387,7 +387,7 @@ def test_a_killed_recordings_descriptor_in_a_process_that_it_was_starting_is_wai
     timer.start()
     began = time.monotonic()
     os.close(hold(tmp_path))
-    assert 0.4 < time.monotonic() - began < 2.0
+    assert 0.4 < time.monotonic() - began < 10
     timer.join()
 
 

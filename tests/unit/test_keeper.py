@@ -268,7 +268,7 @@ def test_one_that_dies_is_started_again_and_never_waited_for(tmp_path: Path) -> 
         began = time.monotonic()
         for _ in range(3000):  # more than the pipe holds, which takes some of a long line
             keeping.tell({"events": 1, "padding": "x" * 50_000})
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10
         os.kill(first, signal.SIGKILL)
         eventually(lambda: (keeping.tell({}), keeping.pid != first and keeping.pid != 0)[1])
         assert said == ["the process that ships and bounds the spool ended (-9): starting it again in 1 s"]

@@ -16,6 +16,7 @@ from captures import AFTER, BEFORE, TwoWindows
 from kdiff.analysis.compare import Options, compare
 from kdiff.analysis.evidence import Evidence
 from kdiff.analysis.policy_file import PolicyError, read_policy
+from kdiff.analysis.renames import show
 from kdiff.analysis.tolerances import Tolerance, tolerance_of
 from kdiff.queries.errors import KdiffError
 from kdiff.queries.store import CaptureStore
@@ -101,7 +102,7 @@ def test_a_kernel_that_did_not_run_is_warned_of(run: Run, root: Path, write: Cal
     policy = write('[[kernel]]\nmatch = "glue"\ntolerance = "10%"\n')
     result = run("--store", root, *WINDOWS, "--policy", policy, "--tolerance", "20%")
     assert result.code == 0
-    assert f"--policy '{policy}', kernel 1 was not used: no kernel that ran matches 'glue'" in result.err
+    assert f"--policy {show(str(policy))}, kernel 1 was not used: no kernel that ran matches 'glue'" in result.err
 
 
 def test_a_tolerance_that_an_earlier_one_hides_is_warned_of_and_few_are_told(
@@ -110,7 +111,7 @@ def test_a_tolerance_that_an_earlier_one_hides_is_warned_of_and_few_are_told(
     def told(*tables: tuple[str, str]) -> list[str]:
         path = write("".join(f"[[kernel]]\nmatch = '{name}'\ntolerance = '{share}'\n" for name, share in tables))
         lines = run("--store", root, *WINDOWS, "--policy", path).err.splitlines()
-        return [line.removeprefix("kdiff: warning: ").replace(f"--policy '{path}', ", "") for line in lines]
+        return [line.removeprefix("kdiff: warning: ").replace(f"--policy {show(str(path))}, ", "") for line in lines]
 
     hidden = (
         "kernel 2 was not used: what 'attention' matches is matched by 'att*' further up, and the first that "
@@ -198,7 +199,7 @@ def test_what_a_file_says_wrong_is_told_in_one_sentence(
     path = write(text)
     with pytest.raises(KdiffError) as caught:
         read_policy(str(path))
-    assert str(caught.value).startswith(f"--policy '{path}'")
+    assert str(caught.value).startswith(f"--policy {show(str(path))}")
     assert why in str(caught.value)
     result = run("--store", root, *WINDOWS, "--policy", path)
     assert (result.code, result.out, len(result.err.splitlines())) == (2, "", 1)

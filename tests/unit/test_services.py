@@ -289,9 +289,9 @@ def test_a_recorded_command_is_called_by_itself_unless_its_environment_or_an_opt
 def test_no_text_takes_long(name: str, text: str) -> None:
     """The recording reads nothing meanwhile."""
     for cgroup in (KUBELET[0], CONTAINERS[0], "/job_1", f"/app-{'-1' * 120}x.service", f"/{'x.service/' * 400}"):
-        began = time.perf_counter()
+        began = time.process_time()
         named(cgroup, {name: text, **K8S}, [Program("python3", ["python3", *["-W"] * 1000])] * 16)
-        assert time.perf_counter() - began < 0.1
+        assert time.process_time() - began < 0.1
 
 
 TEXTS = st.text(max_size=300) | st.sampled_from(["/", "-m", "python3", "torchrun", "a.py", "sh", "-", "x" * 5000])
