@@ -14,9 +14,9 @@ from kdiff.analysis.coverage import unrolled
 from kdiff.analysis.device import DeviceRecording, Process, read_device, read_hours
 from kdiff.analysis.histograms import Histograms
 from kdiff.analysis.holdings import Extent, extent, holdings, whole_window
-from kdiff.analysis.interval import Sample
 from kdiff.analysis.quantiles import quantile
 from kdiff.analysis.reading import Reading
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.scaling import Scale, by_kernel, common_scale, minutes_to_read
 from kdiff.analysis.strata import Stratum
 from kdiff.analysis.strata_reading import StrataReader

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from kdiff.analysis.bins import LAST_BIN, device_tick, durations_ns
 from kdiff.analysis.columns import column
 from kdiff.analysis.counts import Metric
-from kdiff.analysis.interval import Sample
 from kdiff.analysis.quantiles import Ordered, quantile, rank
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.values import Source, Values, indices
 from kdiff.queries.store import Params
 from kdiff.queries.tables import KIND_GRAPH_LAUNCH, KIND_LAUNCH

@@ -12,11 +12,12 @@ from kdiff.analysis import clusters
 from kdiff.analysis.calibration import Excess, device_interval
 from kdiff.analysis.controls import Adjusted, Controls, Roles, adjusted_reason
 from kdiff.analysis.decision import ROUNDING, Decidable
-from kdiff.analysis.interval import RatioLimits, Sample, TailEstimate, joint_quantum, ratio_interval, tail_estimate
+from kdiff.analysis.interval import RatioLimits, TailEstimate, joint_quantum, ratio_interval, tail_estimate
 from kdiff.analysis.mix import LARGE, LEAST_SHARE, Mix, Mixed
 from kdiff.analysis.mix_words import undecided_by_shape, with_mix
 from kdiff.analysis.multiple import regressed as regressed_among
 from kdiff.analysis.quantiles import Quantiles, summary
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.totals import Total, Totals
 from kdiff.analysis.verdict import (
     MIN_BUCKETS,

@@ -7,11 +7,12 @@ from typing import Final
 
 from kdiff.analysis.calibration import Excess
 from kdiff.analysis.context import failing_more
-from kdiff.analysis.interval import Sample, tail_estimate
+from kdiff.analysis.interval import tail_estimate
 from kdiff.analysis.measure import NO_DEVICE_TIME, Plan
 from kdiff.analysis.pairing import pairing_reason
 from kdiff.analysis.reasons import calibration_reason, calibration_report
 from kdiff.analysis.report import KernelReport
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.verdict import Judgement, Policy, Verdict
 
 MIN_ISOLATED_SHARE: Final = 0.1

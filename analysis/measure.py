@@ -9,8 +9,8 @@ from typing import Final, Literal
 from kdiff.analysis.at_once import Side, of_both
 from kdiff.analysis.counts import Counts, Metric, is_graph
 from kdiff.analysis.evidence import Evidence
-from kdiff.analysis.interval import Sample
 from kdiff.analysis.pairing import Pair
+from kdiff.analysis.sample import Sample
 
 MetricChoice = Literal["auto", "device", "completion", "launch", "graph"]
 

@@ -15,8 +15,9 @@ import numpy as np
 
 from kdiff.analysis.controls import Adjusted
 from kdiff.analysis.decision import Decidable, smallest_level
-from kdiff.analysis.interval import RatioLimits, Sample
+from kdiff.analysis.interval import RatioLimits
 from kdiff.analysis.quantiles import quantile
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.strata import MIN_REST, REST, Stratum, Support, standardise, together
 from kdiff.analysis.verdict import Policy
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from kdiff.analysis.interval import Sample
 from kdiff.analysis.mix import Mix, Mixed
 from kdiff.analysis.output_text import change, duration, interval
 from kdiff.analysis.quantiles import quantile, summary
 from kdiff.analysis.report import MixReport, StratumReport, quantile_name
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.strata import MIN_LAUNCHES, MIN_SUPPORT, REST, Stratum, Support
 from kdiff.analysis.verdict import Judgement, Policy, Verdict
 

@@ -8,10 +8,10 @@ from typing import Final
 from kdiff.analysis.at_once import Side, of_both
 from kdiff.analysis.counts import Metric
 from kdiff.analysis.evidence import Evidence
-from kdiff.analysis.interval import Sample
 from kdiff.analysis.measure import Plan, Samples, keys_of
 from kdiff.analysis.mix import Mix
 from kdiff.analysis.mix_words import why_not_comparable
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.strata import Likeness, Stratum, Support, find_support, together
 from kdiff.analysis.verdict import values_needed
 

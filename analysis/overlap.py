@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kdiff.analysis.columns import codes, column
 from kdiff.analysis.evidence import Evidence
-from kdiff.analysis.interval import Sample
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.share import Share
 from kdiff.analysis.values import by_index
 from kdiff.queries.store import Params

@@ -13,13 +13,14 @@ from typing import Final
 from kdiff.analysis.at_once import Side
 from kdiff.analysis.counts import is_graph
 from kdiff.analysis.evidence import Evidence
-from kdiff.analysis.interval import Sample, ratio_interval, tail_estimate
+from kdiff.analysis.interval import ratio_interval, tail_estimate
 from kdiff.analysis.measure import Plan, keys_of
 from kdiff.analysis.output_text import duration
 from kdiff.analysis.overlap import Activity, KernelActivity, read_activity
 from kdiff.analysis.pairing import show
 from kdiff.analysis.quantiles import Ordered, quantile
 from kdiff.analysis.report import KernelReport, Queue
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.share import ALPHA, Share, moved
 from kdiff.analysis.verdict import Verdict
 

@@ -9,10 +9,10 @@ from typing import Final
 from kdiff.analysis.counts import Counts, Recording
 from kdiff.analysis.device import UNHEARD_SHARE, DeviceRecording
 from kdiff.analysis.evidence import Evidence
-from kdiff.analysis.interval import Sample
 from kdiff.analysis.measure import Plan, unlike
 from kdiff.analysis.pairing import show
 from kdiff.analysis.report import DeviceReport, WindowReport
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.surroundings import GpuReport
 
 MIN_COVERAGE: Final = 0.9

@@ -9,9 +9,10 @@ from typing import Final
 from kdiff.analysis.at_once import Answer, Side
 from kdiff.analysis.counts import Metric, is_graph
 from kdiff.analysis.evidence import Evidence
-from kdiff.analysis.interval import Sample, ratio_interval, tail_estimate
+from kdiff.analysis.interval import ratio_interval, tail_estimate
 from kdiff.analysis.measure import Plan, read_samples
 from kdiff.analysis.report import Measured
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.verdict import Policy
 
 METRICS: Final[tuple[Metric, ...]] = ("device", "completion", "launch")

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kdiff.analysis.interval import Sample
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.weighted import one_by_one
 
 MIN_LAUNCHES: Final = 300

@@ -15,9 +15,9 @@ from kdiff.analysis.bins import LAST_BIN, device_tick, durations_ns
 from kdiff.analysis.columns import codes, column
 from kdiff.analysis.counts import Metric
 from kdiff.analysis.histograms import MEASURES
-from kdiff.analysis.interval import Sample
 from kdiff.analysis.quantiles import Ordered
 from kdiff.analysis.reading import Reading
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.strata import Stratum
 from kdiff.analysis.values import QUERIES, by_index, indices
 from kdiff.analysis.window import MINUTE_NS

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdiff.analysis.decision import Decidable
-from kdiff.analysis.interval import RatioLimits, Sample, cosines, degrees_of_freedom, long_run, mover, student_quantile
+from kdiff.analysis.interval import RatioLimits, cosines, degrees_of_freedom, long_run, mover, student_quantile
 from kdiff.analysis.quantiles import Ordered, timer_quantum
+from kdiff.analysis.sample import Sample
 
 MIN_LAUNCHES: Final = 300
 """Launches that a mean needs in each window."""
@@ -31,7 +32,7 @@ class Total:
         spent: shape (stretches,), the device time of all executions that began in each, ns.
         launches: shape (stretches,), executions of the group's first kernel.
         tick: the timer's tick, summed over the kernels of the group, ns.
-        clustered: the stretches are hosts, as in interval.Sample.
+        clustered: the stretches are hosts, as in sample.Sample.
     """
 
     spent: NDArray[np.float64]

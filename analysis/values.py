@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kdiff.analysis.columns import column
 from kdiff.analysis.counts import Metric
-from kdiff.analysis.interval import Sample
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.window import Window
 from kdiff.queries.store import Params
 from kdiff.queries.tables import KIND_GRAPH_LAUNCH, KIND_LAUNCH

@@ -10,9 +10,10 @@ from typing import Final, TypeVar
 
 from kdiff.analysis.counts import Counts, Metric, Recording
 from kdiff.analysis.evidence import Evidence
-from kdiff.analysis.interval import Sample, tail_estimate
+from kdiff.analysis.interval import tail_estimate
 from kdiff.analysis.measure import ALIKE, MetricChoice, Plan, choose
 from kdiff.analysis.pairing import pair_kernels
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.sequential import EProcess
 from kdiff.analysis.tolerances import Tolerance, tolerance_of
 from kdiff.analysis.verdict import QUANTA, Policy, values_needed

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdiff.analysis import quantiles
-from kdiff.analysis.interval import BURST_SCALE, Sample, TailEstimate, cosines, degrees_of_freedom, long_run
+from kdiff.analysis.interval import BURST_SCALE, TailEstimate, cosines, degrees_of_freedom, long_run
+from kdiff.analysis.sample import Sample
 
 Floats = NDArray[np.float64]
 

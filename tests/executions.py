@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from kdiff.analysis.interval import Sample
 from kdiff.analysis.judging import judge_all
 from kdiff.analysis.mix import Mix
 from kdiff.analysis.mix_words import why_not_comparable
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.strata import Likeness, Stratum, find_support, together
 from kdiff.analysis.verdict import Policy, Verdict, values_needed
 from kdiff.analysis.window import NS, Window

@@ -21,8 +21,9 @@ import numpy as np
 from statistics_loads import MINUTES, Loads, Rng, autoregressive
 
 from kdiff.analysis.history_calibration import History
-from kdiff.analysis.interval import RECOMMENDED_BUCKETS, Sample, TailEstimate, ratio_interval, tail_estimate
+from kdiff.analysis.interval import RECOMMENDED_BUCKETS, TailEstimate, ratio_interval, tail_estimate
 from kdiff.analysis.judging import judge_all
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.verdict import Policy, Verdict
 
 POLICY = Policy()

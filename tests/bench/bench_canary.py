@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from statistics_peers import at_most
 
-from kdiff.analysis.interval import Sample
 from kdiff.analysis.judging import judge
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.verdict import Policy, Verdict
 
 POLICY: Final = Policy()

@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdiff.analysis.controls import Roles
-from kdiff.analysis.interval import RECOMMENDED_BUCKETS, Sample
+from kdiff.analysis.interval import RECOMMENDED_BUCKETS
 from kdiff.analysis.judging import judge_all
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.verdict import Judgement, Policy, Verdict
 
 MINUTES = 60

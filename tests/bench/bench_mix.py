@@ -19,10 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kdiff.analysis.interval import RECOMMENDED_BUCKETS, Sample
+from kdiff.analysis.interval import RECOMMENDED_BUCKETS
 from kdiff.analysis.judging import judge_all
 from kdiff.analysis.mix import Mix
 from kdiff.analysis.mix_words import why_not_comparable
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.strata import Stratum, find_support, together
 from kdiff.analysis.verdict import Policy, Verdict
 

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from executions import SERVING, SWAP, SWAPPED, Executions, Key, apart, judged, judged_by_mix, phases, slices
 
-from kdiff.analysis.interval import Sample
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.verdict import Policy, Verdict
 from kdiff.analysis.window import Window
 

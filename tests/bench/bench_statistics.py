@@ -23,8 +23,9 @@ from statistics_loads import TICK, DeviceWindows, Loads, Rng
 from statistics_runs import clock, groups, many, mix
 from statistics_tables import POLICY, Pair, Run
 
-from kdiff.analysis.interval import RECOMMENDED_BUCKETS, Sample, tail_estimate
+from kdiff.analysis.interval import RECOMMENDED_BUCKETS, tail_estimate
 from kdiff.analysis.overlap import sweep
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.window import NS
 
 

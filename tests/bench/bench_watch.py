@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from statistics_loads import MINUTES, RHO, Rng, autoregressive
 
-from kdiff.analysis.interval import RECOMMENDED_BUCKETS, Sample, tail_estimate
+from kdiff.analysis.interval import RECOMMENDED_BUCKETS, tail_estimate
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.sequential import EProcess
 from kdiff.analysis.verdict import Policy
 

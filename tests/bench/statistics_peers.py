@@ -12,7 +12,8 @@ from scipy import stats
 from statistics_loads import MINUTES
 
 from kdiff.analysis import quantiles
-from kdiff.analysis.interval import RatioLimits, Sample, mover
+from kdiff.analysis.interval import RatioLimits, mover
+from kdiff.analysis.sample import Sample
 
 
 class Said(NamedTuple):

@@ -11,9 +11,9 @@ from statistics_peers import at_most
 from statistics_tables import PEERS, POLICY, Run
 
 from kdiff.analysis.controls import Roles
-from kdiff.analysis.interval import Sample
 from kdiff.analysis.judging import judge_all
 from kdiff.analysis.mix import Mix
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.strata import Stratum, find_support, together
 from kdiff.analysis.totals import Total, Totals
 from kdiff.analysis.verdict import Judgement, Verdict

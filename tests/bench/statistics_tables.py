@@ -11,8 +11,8 @@ import numpy as np
 from statistics_loads import Loads
 from statistics_peers import Peers, Said, at_most
 
-from kdiff.analysis.interval import Sample
 from kdiff.analysis.judging import judge
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.verdict import Policy, Verdict
 
 POLICY = Policy()

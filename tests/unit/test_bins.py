@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from kdiff.analysis import bins
-from kdiff.analysis.interval import Sample
 from kdiff.analysis.judging import judge
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.verdict import Policy
 
 

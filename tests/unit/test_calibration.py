@@ -15,10 +15,11 @@ from captures import AFTER, BEFORE, MINUTE, SECOND, T0, TwoWindows
 from kdiff.analysis import calibration, listing
 from kdiff.analysis.calibration import Excess, calibrate, device_interval
 from kdiff.analysis.evidence import Evidence
-from kdiff.analysis.interval import Sample, ratio_interval, tail_estimate
+from kdiff.analysis.interval import ratio_interval, tail_estimate
 from kdiff.analysis.judging import judge_all
 from kdiff.analysis.output import output_format
 from kdiff.analysis.report import KernelReport, Report
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.verdict import Policy, Verdict
 from kdiff.analysis.window import Window
 from kdiff.queries.store import CaptureStore

@@ -19,12 +19,13 @@ from captures import AFTER, BEFORE, MINUTE, T0, only
 from kdiff.analysis import selectors
 from kdiff.analysis.arms import compare_arms, resolve
 from kdiff.analysis.compare import Options
-from kdiff.analysis.interval import Sample, ratio_interval, student_quantile, tail_estimate
+from kdiff.analysis.interval import ratio_interval, student_quantile, tail_estimate
 from kdiff.analysis.judging import judge
 from kdiff.analysis.kept import verdicts as kept_verdicts
 from kdiff.analysis.output import output_format
 from kdiff.analysis.output_text import arm_line
 from kdiff.analysis.report import Arm, Report
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.totals import Total
 from kdiff.analysis.verdict import Judgement, Policy, Verdict
 from kdiff.analysis.window import Window

@@ -15,11 +15,12 @@ from kdiff.analysis import bystanders
 from kdiff.analysis.controls import MIN_CONTROLS, Adjusted, Controls, Roles, Shift, deviation
 from kdiff.analysis.counts import Counts
 from kdiff.analysis.decision import Decidable
-from kdiff.analysis.interval import RatioLimits, Sample, student_quantile
+from kdiff.analysis.interval import RatioLimits, student_quantile
 from kdiff.analysis.judging import judge_all
 from kdiff.analysis.measure import Plan
 from kdiff.analysis.multiple import benjamini_hochberg, holm, regressed
 from kdiff.analysis.pairing import Pair, PairingError
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.verdict import Judgement, Policy, Verdict, overall
 
 POLICY = Policy()

@@ -12,11 +12,11 @@ import captures
 from captures import AFTER, BEFORE, TwoWindows, only
 from kdiff.analysis.counts import Counts
 from kdiff.analysis.groups import plan_groups
-from kdiff.analysis.interval import Sample
 from kdiff.analysis.judging import judge_all
 from kdiff.analysis.output import output_format
 from kdiff.analysis.pairing import pair_kernels
 from kdiff.analysis.report import KernelReport
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.totals import Total, Totals
 from kdiff.analysis.verdict import Policy, Verdict
 from kdiff.analysis.window import Window

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from kdiff.analysis import bins
 from kdiff.analysis.histograms import Histograms
-from kdiff.analysis.interval import Sample, tail_estimate
+from kdiff.analysis.interval import tail_estimate
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.window import MINUTE_NS, Window
 from kdiff.queries.store import Params
 

@@ -23,8 +23,9 @@ from kdiff.analysis.history_calibration import (
     upper_limit,
     widened,
 )
-from kdiff.analysis.interval import Sample, TailEstimate, ratio_interval, student_quantile, tail_estimate
+from kdiff.analysis.interval import TailEstimate, ratio_interval, student_quantile, tail_estimate
 from kdiff.analysis.judging import judge_all
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.verdict import Policy, Verdict
 
 POLICY = Policy()

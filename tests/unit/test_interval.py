@@ -10,14 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kdiff.analysis.interval import (
-    Sample,
-    TailEstimate,
-    degrees_of_freedom,
-    ratio_interval,
-    student_quantile,
-    tail_estimate,
-)
+from kdiff.analysis.interval import TailEstimate, degrees_of_freedom, ratio_interval, student_quantile, tail_estimate
+from kdiff.analysis.sample import Sample
 
 ALPHAS = (1e-9, 1e-4, 0.01, 0.05, 0.3, 0.5)
 

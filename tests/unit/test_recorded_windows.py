@@ -20,7 +20,7 @@ from executions import (
     slices,
 )
 
-from kdiff.analysis.interval import Sample
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.verdict import Policy, Verdict
 from kdiff.analysis.window import Window
 

@@ -18,7 +18,7 @@ import captures
 from captures import MINUTE, SECOND, T0
 from kdiff.analysis.counts import Metric, Recording
 from kdiff.analysis.evidence import Evidence, extent
-from kdiff.analysis.interval import Sample
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.scope import Cut, Scope, inside, joined, without
 from kdiff.analysis.window import HOUR_NS, Window
 from kdiff.queries.address import Address

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kdiff.analysis.controls import Roles
-from kdiff.analysis.interval import Sample, TailEstimate, tail_estimate
+from kdiff.analysis.interval import TailEstimate, tail_estimate
 from kdiff.analysis.judging import judge_all
 from kdiff.analysis.mix import Mix
 from kdiff.analysis.mix_words import names, why_not_comparable
 from kdiff.analysis.quantiles import Ordered
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.strata import REST, Likeness, Stratum, find_support, standardise, together
 from kdiff.analysis.verdict import Judgement, Policy, Verdict
 from kdiff.analysis.weighted import one_by_one

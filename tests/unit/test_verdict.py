@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kdiff.analysis.interval import Sample, tail_estimate
+from kdiff.analysis.interval import tail_estimate
 from kdiff.analysis.judging import judge, judge_all
 from kdiff.analysis.multiple import holm
+from kdiff.analysis.sample import Sample
 from kdiff.analysis.verdict import Policy, Verdict, overall
 
 POLICY = Policy()
