@@ -54,7 +54,9 @@ def with_traffic(
         margins=margins,
         roles=roles,
         hosts=(before.scope.hosts, after.scope.hosts),
-        mixes=read_mixes(before, after, plans, samples, groups, unlike(before, after)) if strata else {},
+        mixes=read_mixes(before, after, plans, samples, groups, unlike(before, after), policy, margins)
+        if strata
+        else {},
     )
     for index, row in enumerate(rows):
         slower = _slower(judged[index]) if row.verdict in _PASSES and index in judged else None

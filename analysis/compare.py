@@ -153,7 +153,9 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
     roles = bystanders.roles(plans, options.swapped, deciding, pairing.beside)
     margins = margins_of(plans, options.tolerances)
     totals = read_groups(before, after, judged, options.policy, margins)
-    mixes = read_mixes(before, after, plans, samples, groups, outside) if options.strata else {}
+    mixes = (
+        read_mixes(before, after, plans, samples, groups, outside, options.policy, margins) if options.strata else {}
+    )
     widening = widen(sought(), plans, options.policy.tolerance)
     judgements = judge_all(
         samples,

@@ -14,7 +14,7 @@ from kdiff.analysis.coverage import unrolled
 from kdiff.analysis.device import DeviceRecording, Process, read_device, read_hours
 from kdiff.analysis.histograms import Histograms
 from kdiff.analysis.holdings import Extent, extent, holdings, whole_window
-from kdiff.analysis.quantiles import quantile
+from kdiff.analysis.quantiles import Ordered, quantile
 from kdiff.analysis.reading import Reading
 from kdiff.analysis.sample import Sample
 from kdiff.analysis.scaling import Scale, by_kernel, common_scale, minutes_to_read
@@ -250,6 +250,17 @@ class Evidence(Reading):
         if self._from_bins(metric, outside):
             return self._strata.of_bins(metric, keys, isolated, self._hosts)
         return self._strata.of_rows(metric, keys, isolated, outside, self._hosts)
+
+    def strata_whole(
+        self, metric: Metric, keys: Mapping[int, int], isolated: bool = False, outside: bool = False
+    ) -> dict[int, dict[Stratum, Ordered]] | None:
+        """As `strata`, of the whole window: a small part of what those are. None where rows are read.
+
+        Raises StoreError.
+        """
+        if not keys or self.hourly or not self._from_bins(metric, outside):
+            return None
+        return self._strata.whole(metric, keys, isolated)
 
     @cached_property
     def _strata(self) -> StrataReader:

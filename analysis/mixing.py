@@ -10,10 +10,12 @@ from kdiff.analysis.counts import Metric
 from kdiff.analysis.evidence import Evidence
 from kdiff.analysis.measure import Plan, Samples, keys_of
 from kdiff.analysis.mix import Mix
+from kdiff.analysis.mix_screen import may_tell
 from kdiff.analysis.mix_words import why_not_comparable
+from kdiff.analysis.quantiles import Ordered
 from kdiff.analysis.sample import Sample
 from kdiff.analysis.strata import Likeness, Stratum, Support, find_support, together
-from kdiff.analysis.verdict import values_needed
+from kdiff.analysis.verdict import Policy, values_needed
 
 _METRICS: Final[tuple[Metric, ...]] = ("device", "completion")
 """What depends on the shape: the time of a host call does not, and a graph has none."""
@@ -26,11 +28,13 @@ def read_mixes(
     samples: Samples,
     groups: Mapping[int, object],
     outside: bool,
+    policy: Policy,
+    margins: Mapping[int, float],
 ) -> dict[int, Mix]:
     """The mix of every kernel of several strata that has enough launches to be judged, by the index of its plan.
 
     Of the others no value is read again. `groups`: plans that are judged in another way. `outside` as Evidence.values.
-    Raises StoreError.
+    `margins`: of those plans whose accepted slowdown is another than that of `policy`. Raises StoreError.
     """
     asked = {
         i: plan for i, plan in enumerate(plans) if i not in groups and _has_enough(plan, samples[i], before.quantile)
@@ -47,6 +51,11 @@ def read_mixes(
             if support.likeness is Likeness.SEVERAL:
                 several[index] = support
     read = {index: plan for index, plan in asked.items() if index in several and several[index].common}
+    whole = of_both(before, after, lambda evidence, side: _whole(evidence, side, read, outside))
+    for index in whole[0].keys() & whole[1].keys():
+        margin = margins.get(index, policy.tolerance)
+        if not may_tell(several[index], whole[0][index], whole[1][index], before.quantile, margin):
+            del several[index], read[index]
     strata = of_both(before, after, lambda evidence, side: _strata(evidence, side, read, outside, graphs))
     mixes = {}
     for index, support in several.items():
@@ -87,6 +96,16 @@ def _strata(
             for stratum, sample in samples.items():
                 groups.setdefault(stratum if graphs else stratum._replace(in_graph=False), []).append(sample)
             found[index] = {stratum: together(its) for stratum, its in groups.items()}
+    return found
+
+
+def _whole(
+    evidence: Evidence, side: Side, plans: Mapping[int, Plan], outside: bool
+) -> dict[int, dict[Stratum, Ordered]]:
+    """Of the plans whose values are read from histograms."""
+    found: dict[int, dict[Stratum, Ordered]] = {}
+    for metric, isolated, of in _questions(plans):
+        found |= evidence.strata_whole(metric, keys_of(of, side), isolated, outside) or {}
     return found
 
 

@@ -114,12 +114,30 @@ class StrataReader:
             found |= self._of_bins(metric, part, isolated, hosts)
         return found
 
+    def whole(self, metric: Metric, keys: Mapping[int, int], isolated: bool) -> dict[int, dict[Stratum, Ordered]]:
+        """The durations of each stratum in the whole window, from histograms. Raises StoreError."""
+        read = self._bins(metric, keys, isolated, self._reading.window.length_ns)
+        found: dict[int, dict[Stratum, Ordered]] = {}
+        if not read.num_rows:
+            return found
+        strata, group = self._groups(read, keys)
+        bins = np.minimum(column(read, "bin", np.uint16).astype(np.int64), LAST_BIN)
+        ordered = Ordered.of((group << 16) + bins, column(read, "count", np.int64))
+        values = durations_ns(ordered.values & 0xFFFF)
+        for code, start, end in _runs(ordered.values >> 16):
+            index, place = divmod(code, len(strata))
+            found.setdefault(index, {})[strata[place]] = Ordered(values[start:end], ordered.counts[start:end])
+        return found
+
+    def _bins(self, metric: Metric, keys: Mapping[int, int], isolated: bool, width_ns: int) -> pa.Table:
+        kind, measure = MEASURES[metric]
+        asked: dict[str, int | str | list[int]] = {"kind": kind, "measure": measure, "bucket_ns": width_ns}
+        asked |= {"isolated": int(isolated and measure == "completion"), "keys": sorted(keys)}
+        return self._reading.query_rolled("strata", asked, self._strata)
+
     def _of_bins(self, metric: Metric, keys: Mapping[int, int], isolated: bool, hosts: int) -> Samples:
         buckets, width = self._reading.window.buckets()
-        kind, measure = MEASURES[metric]
-        asked: dict[str, int | str | list[int]] = {"kind": kind, "measure": measure, "bucket_ns": width}
-        asked |= {"isolated": int(isolated and measure == "completion"), "keys": sorted(keys)}
-        read = self._reading.query_rolled("strata", asked, self._strata)
+        read = self._bins(metric, keys, isolated, width)
         found: Samples = {}
         if not read.num_rows:
             return found
