@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from statistics_loads import MINUTES, Rng, autoregressive
 
 from kdiff.analysis.interval import RECOMMENDED_BUCKETS
 from kdiff.analysis.judging import judge_all
@@ -27,8 +27,6 @@ from kdiff.analysis.sample import Sample
 from kdiff.analysis.strata import Stratum, find_support, together
 from kdiff.analysis.verdict import Policy, Verdict
 
-MINUTES = 60
-RHO = 0.8
 POLICY = Policy()
 EIGHT = (0.5, 0.2, 0.12, 0.08, 0.05, 0.03, 0.015, 0.005)
 EIGHT_TIMES = (1.0, 1.2, 1.4, 1.7, 2.0, 2.5, 3.0, 6.0)
@@ -36,16 +34,6 @@ EVEN, EVEN_TIMES = (1 / 8,) * 8, tuple(2 ** (i / 2) for i in range(8))
 THREE, THREE_TIMES = (0.5, 0.4, 0.1), (1.0, 2.0, 4.0)
 TIMES = (1.0, 1.3, 6.0)
 """Of a kernel with one big shape."""
-
-Rng = np.random.Generator
-
-
-def autoregressive(rng: Rng, sd: float) -> NDArray[np.float64]:
-    """A stationary AR(1) path, shape (MINUTES,)."""
-    path = rng.normal(0.0, sd, MINUTES)
-    for t in range(1, MINUTES):
-        path[t] = RHO * path[t - 1] + np.sqrt(1.0 - RHO * RHO) * path[t]
-    return path
 
 
 @dataclass(frozen=True)
