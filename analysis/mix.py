@@ -16,7 +16,7 @@ import numpy as np
 from kdiff.analysis.controls import Adjusted
 from kdiff.analysis.decision import Decidable, smallest_level
 from kdiff.analysis.interval import RatioLimits
-from kdiff.analysis.quantiles import quantile
+from kdiff.analysis.quantiles import Ordered, quantile
 from kdiff.analysis.sample import Sample
 from kdiff.analysis.strata import MIN_REST, REST, Stratum, Support, standardise, together
 from kdiff.analysis.verdict import Policy
@@ -80,7 +80,7 @@ class Mix:
             return []
         held: set[Stratum] = set()
         for side in (0, 1):
-            times = {stratum: _time(windows[side]) for stratum, windows in self.strata.items()}
+            times = {stratum: spent_ns(windows[side].ordered) for stratum, windows in self.strata.items()}
             every = sum(times.values())
             held |= {s for s, time in times.items() if time >= least * every > 0.0}
             held |= {s for s in self.strata if self.support.share(s)[side] >= least}
@@ -91,8 +91,7 @@ class Mixed(Decidable):
     """A kernel that is REGRESSED if it is so at one mix or any of its strata is, and passes at one mix only.
 
     `strata` are those that are tested, each with enough data; `large` ones, these or not, may not be slower where it
-    passes. `raw` are
-    all of them as they are shown.
+    passes. `raw` are all of them as they are shown.
     """
 
     def __init__(
@@ -182,7 +181,6 @@ def _grouped(support: Support, read: Mapping[Stratum, Sample]) -> dict[Stratum, 
     return {stratum: together(samples) for stratum, samples in groups.items()}
 
 
-def _time(sample: Sample) -> float:
-    """The sum of its durations, ns."""
-    ordered = sample.ordered
+def spent_ns(ordered: Ordered) -> float:
+    """The sum of the durations."""
     return float((ordered.values.astype(np.float64) * ordered.counts).sum())

@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from kdiff.analysis.mix import LEAST_SHARE, spent_ns
 from kdiff.analysis.quantiles import Ordered, Weighted, quantile
 from kdiff.analysis.strata import Stratum, Support
 from kdiff.analysis.verdict import values_needed
@@ -20,8 +21,6 @@ _SLACK: Final = 0.005
 """What bins may move a ratio by."""
 _MANY: Final = 4
 """Times the launches that a quantile needs: of fewer all strata are read, which are few bins."""
-_SHARE: Final = 0.01
-"""Of the launches or the time, as in the test of each shape."""
 
 Whole = Mapping[Stratum, Ordered]
 
@@ -48,7 +47,7 @@ def may_tell(support: Support, before: Whole, after: Whole, q: float, margin: fl
     held = [_held(side) for side in sides]
     for stratum in support.common:
         one, other = old[stratum], new[stratum]
-        large = max(*support.share(stratum), held[0][stratum], held[1][stratum]) >= _SHARE
+        large = max(*support.share(stratum), held[0][stratum], held[1][stratum]) >= LEAST_SHARE
         if large and min(one.size, other.size) >= values_needed(q) and quantile(other, q) > bar * quantile(one, q):
             return True
     return False
@@ -75,6 +74,6 @@ def _at_mix_of(before: Whole, after: Whole) -> Weighted:
 
 def _held(side: Whole) -> dict[Stratum, float]:
     """The share of the time of each stratum."""
-    spent = {s: float(np.sum(ordered.values * ordered.counts.astype(np.float64))) for s, ordered in side.items()}
+    spent = {stratum: spent_ns(ordered) for stratum, ordered in side.items()}
     total = sum(spent.values()) or 1.0
     return {s: time / total for s, time in spent.items()}

@@ -56,7 +56,7 @@ def stratum(row: int, in_graphs: bool) -> Stratum:
     return Stratum(*LOG2[FLEET.shape[row]], MODELS.get(GPUS[FLEET.gpu[row]], ""), in_graphs and bool(FLEET.graph[row]))
 
 
-def is_true(store: Store, window: Window, scope: Scope, exact: bool) -> None:
+def is_true(store: Store, window: Window, scope: Scope, exact: bool) -> Evidence:
     evidence = Evidence(store, window, exact=exact, scope=scope)
     kept = FLEET.kept(scope, MINUTE if evidence.rolled else 1)
     kept &= (FLEET.time >= window.from_ns) & (FLEET.time < window.to_ns)
@@ -92,20 +92,21 @@ def is_true(store: Store, window: Window, scope: Scope, exact: bool) -> None:
                     told = np.lexsort((of[rows], stretch))
                     assert (place[order] == stretch[told]).all()
                     assert np.allclose(found[order], of[rows][told], rtol=0.0026 if evidence.rolled else 0, atol=0.5)
+    return evidence
 
 
 @pytest.mark.parametrize("scope", SCOPES)
 def test_rows_of_a_capture(rows: CaptureStore, scope: Scope) -> None:
-    is_true(rows, SHORT, scope, exact=False)
-    is_true(rows, WINDOW, scope, exact=False)
-    is_true(rows, WINDOW, scope, exact=True)
+    assert not is_true(rows, SHORT, scope, exact=False).rolled
+    assert is_true(rows, WINDOW, scope, exact=False).rolled
+    assert not is_true(rows, WINDOW, scope, exact=True).rolled
 
 
 def test_rows_and_roll_ups_of_a_server(server: ServerStore) -> None:
     for scope in SCOPES:
-        is_true(server, SHORT, scope, exact=False)
-        is_true(server, WINDOW, scope, exact=False)
-        is_true(server, WINDOW, scope, exact=True)
+        assert not is_true(server, SHORT, scope, exact=False).rolled
+        assert is_true(server, WINDOW, scope, exact=False).rolled
+        assert not is_true(server, WINDOW, scope, exact=True).rolled
 
 
 def test_graphs_are_of_one_stratum_and_kernels_of_one_index_are_added_up(tmp_path: Path) -> None:
