@@ -2,62 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from kdiff.analysis.calibration import Excess
 from kdiff.analysis.cleaning import TRAFFIC, Cleaned
-from kdiff.analysis.controls import Roles
-from kdiff.analysis.groups import read_groups
-from kdiff.analysis.judging import judge_all
-from kdiff.analysis.measure import Plan, gather, unlike
-from kdiff.analysis.mixing import read_mixes
+from kdiff.analysis.evidence import Evidence
 from kdiff.analysis.output_text import change
-from kdiff.analysis.pairing import Group
 from kdiff.analysis.report import KernelReport
-from kdiff.analysis.verdict import Judgement, Policy, Verdict
+from kdiff.analysis.verdict import Judgement, Verdict
 
 _PASSES: Final = (Verdict.PASS, Verdict.IMPROVED)
 _AGAIN: Final = {"warm_up": "warm-up", "autotune": "autotuning"}
 
 
 def with_traffic(
-    cleaned: Cleaned,
-    plans: Sequence[Plan],
-    rows: Sequence[KernelReport],
-    policy: Policy,
-    excesses: Mapping[int, Excess],
-    margins: Mapping[int, float],
-    groups: Mapping[int, Group],
-    roles: Roles[int],
-    inflation: Mapping[int, float],
-    strata: bool,
+    cleaned: Cleaned, rows: Sequence[KernelReport], judge: Callable[[Evidence, Evidence], Mapping[int, Judgement]]
 ) -> list[KernelReport]:
-    """The rows, in order, of the plans. One that passes but is slower with what was left out is undecided.
+    """The rows, by the index of their plans. One that passes but is slower with what was left out is undecided.
 
     An agent loses events where most happens: what is slower there must not disappear with them. All kernels are judged
-    again as they were, with that; `groups`: those that were judged, and the rest as judging.judge_all and
-    mixing.read_mixes say. Nothing is read where no ordinary traffic was left out. Raises StoreError.
+    again, by `judge` as they were, with that. Nothing is read where no ordinary traffic was left out.
+
+    Raises StoreError.
     """
     rows = list(rows)
     if cleaned.with_traffic is None or not any(row.verdict in _PASSES for row in rows):
         return rows
-    before, after = cleaned.with_traffic
-    samples = gather(before, after, plans)
-    judged = judge_all(
-        samples,
-        policy,
-        excesses,
-        read_groups(before, after, groups, policy, margins),
-        inflation=inflation,
-        margins=margins,
-        roles=roles,
-        hosts=(before.scope.hosts, after.scope.hosts),
-        mixes=read_mixes(before, after, plans, samples, groups, unlike(before, after), policy, margins)
-        if strata
-        else {},
-    )
+    judged = judge(*cleaned.with_traffic)
     for index, row in enumerate(rows):
         slower = _slower(judged[index]) if row.verdict in _PASSES and index in judged else None
         if slower is not None:

@@ -18,7 +18,7 @@ from kdiff.analysis.groups import as_group, plan_groups, read_groups
 from kdiff.analysis.judging import judge_all
 from kdiff.analysis.kernel_rows import calibrated, kernel_row
 from kdiff.analysis.load import with_loads
-from kdiff.analysis.measure import MetricChoice, Plan, by_its_kernels, choose, gather, unlike
+from kdiff.analysis.measure import MetricChoice, Plan, Samples, by_its_kernels, choose, gather, unlike
 from kdiff.analysis.mixing import read_mixes
 from kdiff.analysis.pairing import pair_kernels
 from kdiff.analysis.queueing import activity, add_queue
@@ -37,7 +37,8 @@ from kdiff.analysis.side_by_side import other_measures, others
 from kdiff.analysis.suspects import suspect, unchosen, unpaired_cause
 from kdiff.analysis.tolerances import Tolerance, unused
 from kdiff.analysis.tolerances import margins as margins_of
-from kdiff.analysis.verdict import NOT_COMPARED, UNDECIDED, Policy, Verdict, overall, values_needed
+from kdiff.analysis.totals import Totals
+from kdiff.analysis.verdict import NOT_COMPARED, UNDECIDED, Judgement, Policy, Verdict, overall, values_needed
 from kdiff.analysis.widening import seek, widen
 from kdiff.queries.errors import KdiffError
 
@@ -55,6 +56,8 @@ _ORDER: Final = {
         )
     )
 }
+Judgements = dict[int, Judgement]
+
 _FINE: Final = NOT_COMPARED | {Verdict.PASS, Verdict.IMPROVED}
 _MEANING: Final[dict[str, str]] = {
     "completion": "Judged by completion, launch to the sync that proves it finished: launches that share a sync share "
@@ -153,21 +156,27 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
     roles = bystanders.roles(plans, options.swapped, deciding, pairing.beside)
     margins = margins_of(plans, options.tolerances)
     totals = read_groups(before, after, judged, options.policy, margins)
-    mixes = (
-        read_mixes(before, after, plans, samples, groups, outside, options.policy, margins) if options.strata else {}
-    )
     widening = widen(sought(), plans, options.policy.tolerance)
-    judgements = judge_all(
-        samples,
-        options.policy,
-        deciding,
-        totals,
-        inflation=widening.inflation,
-        margins=margins,
-        roles=roles,
-        hosts=(before.scope.hosts, after.scope.hosts),
-        mixes=mixes,
-    )
+
+    def judge(before: Evidence, after: Evidence, samples: Samples, totals: Mapping[int, Totals]) -> Judgements:
+        asked = before, after, plans, samples, groups, unlike(before, after), options.policy, margins
+        return judge_all(
+            samples,
+            options.policy,
+            deciding,
+            totals,
+            inflation=widening.inflation,
+            margins=margins,
+            roles=roles,
+            hosts=(before.scope.hosts, after.scope.hosts),
+            mixes=read_mixes(*asked) if options.strata else {},
+        )
+
+    def judge_anew(before: Evidence, after: Evidence) -> Judgements:
+        grouped = read_groups(before, after, judged, options.policy, margins)
+        return judge(before, after, gather(before, after, plans), grouped)
+
+    judgements = judge(before, after, samples, totals)
     with_syncs = any(plan.metric in ("completion", "graph") for plan in plans)
     recordings = cleaned.losses(recordings)
     losses = {side: recording.loss(with_syncs) for side, recording in recordings.items()}
@@ -205,9 +214,7 @@ def compare(before: Evidence, after: Evidence, options: Options) -> Report:
     lengths = _recorded_ns(before, Recording()), _recorded_ns(after, Recording())
     both = census["before"], census["after"]
     rows = with_loads(rows, plans, both, exposure.recorded, lengths, options.policy.tolerance)
-    rows = with_traffic(
-        cleaned, plans, rows, options.policy, deciding, margins, judged, roles, widening.inflation, options.strata
-    )
+    rows = with_traffic(cleaned, rows, judge_anew)
     rows = suspect(before, after, plans, rows, pairing.beside, exposure.recorded)
     controls, gpus = bystanders.reports(judgements), sampled()
     surroundings = context.differences(*gpus)
